@@ -1,0 +1,129 @@
+#include "alias.h"
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/env.h>
+
+namespace weakref_ext {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::StorageImpl;
+
+// The deleter of every weak storage, and the mark by which one is known. The DataPtr's context is the root owner's
+// StorageImpl, held by its weak count: its memory may go, its counts stay readable.
+void release_owner(void* owner) {
+  c10::raw::weak_intrusive_ptr::decref(static_cast<StorageImpl*>(owner));
+}
+
+bool is_weak(const c10::Storage& storage) {
+  return storage.data_ptr().get_deleter() == &release_owner;
+}
+
+// Keys that a plain strided tensor may carry, on any backend. All others (sparse, nested, quantized, opaque, Python,
+// functorch, functionalization, named) say that the tensor is more than sizes and strides over a storage.
+constexpr DispatchKeySet aliasable = DispatchKeySet(DispatchKeySet::RAW, c10::full_backend_mask) |
+                                     DispatchKeySet({DispatchKey::Dense,
+                                                     DispatchKey::BackendSelect,
+                                                     DispatchKey::Conjugate,
+                                                     DispatchKey::Negative,
+                                                     DispatchKey::ZeroTensor,
+                                                     DispatchKey::ADInplaceOrView}) |
+                                     c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset;
+
+} // namespace
+
+const char* refusal(const at::Tensor& tensor) {
+  if (C10_UNLIKELY(!tensor.defined())) {
+    return "an undefined tensor";
+  }
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const DispatchKeySet keys = impl->key_set();
+  if (C10_LIKELY((keys.raw_repr() & ~aliasable.raw_repr()) == 0 && impl->has_storage())) {
+    return nullptr;
+  }
+  if (keys.has_any(DispatchKeySet({DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}))) {
+    return "a tensor inside a functorch transform (vmap, grad, jvp), which is a wrapper without memory of its own; "
+           "call the op outside the transform";
+  }
+  if (keys.has_any(DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot, DispatchKey::Functionalize}))) {
+    return "a tensor subclass with __torch_dispatch__ (FakeTensor, FunctionalTensor, a wrapper), which has no memory "
+           "of its own to alias; weak refs belong outside compiled and traced regions";
+  }
+  if (tensor.is_quantized()) {
+    return "a quantized tensor, whose quantizer an alias would lose; pass int_repr() instead";
+  }
+  return "a tensor that is more than sizes and strides over one storage (sparse, mkldnn, nested, named); pass the dense "
+         "tensors that it is made of instead";
+}
+
+bool is_weak_ref(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() && is_weak(tensor.storage());
+}
+
+bool owner_alive(const at::Tensor& tensor) {
+  if (!is_weak_ref(tensor)) {
+    return true;
+  }
+  const at::DataPtr& data = tensor.storage().data_ptr();
+  auto* root = static_cast<StorageImpl*>(data.get_context());
+  // Locked: the last strong reference may go on another thread while this one compares.
+  const auto owner = c10::intrusive_ptr<StorageImpl>::reclaim(c10::raw::weak_intrusive_ptr::lock(root));
+  // An owner that was resized to nothing lives on without the memory.
+  return owner.defined() && owner->_mutable_data_ptr_no_checks().get() == data.get();
+}
+
+bool disabled() {
+  static const bool value = [] {
+    const bool set = c10::utils::check_env("WEAKREF_EXT_DISABLE") == true;
+    if (set) {
+      TORCH_WARN("WEAKREF_EXT_DISABLE is set: weak refs are the tensors themselves, and keep their memory");
+    }
+    return set;
+  }();
+  return value;
+}
+
+c10::Storage Aliases::weak_storage(const c10::Storage& source) {
+  const bool shared = source.use_count() > 1;
+  if (shared) {
+    if (const c10::Storage* made = storages_.find(source)) {
+      return *made;
+    }
+  }
+  // mutable_data_ptr: a copy-on-write storage must own its bytes before anyone aliases them.
+  const at::DataPtr& data = source.mutable_data_ptr();
+  StorageImpl* root = is_weak(source) ? static_cast<StorageImpl*>(data.get_context()) : source.unsafeGetStorageImpl();
+  c10::raw::weak_intrusive_ptr::incref(root);
+  // make_storage_impl, so that a PrivateUse1 backend gets its own StorageImpl.
+  c10::Storage weak(c10::make_storage_impl(StorageImpl::use_byte_size_t(),
+                                           source.sym_nbytes(),
+                                           at::DataPtr(data.get(), root, &release_owner, data.device()),
+                                           /*allocator=*/nullptr,
+                                           /*resizable=*/false,
+                                           data.device()));
+  if (shared) {
+    storages_.add(source, weak);
+  }
+  return weak;
+}
+
+at::Tensor Aliases::of(const at::Tensor& source, bool repeats) {
+  if (repeats) {
+    if (const at::Tensor* made = tensors_.find(source)) {
+      return *made;
+    }
+  }
+  const c10::TensorImpl* impl = source.unsafeGetTensorImpl();
+  // The constructor adds or drops the autograd keys as the grad and inference modes want it.
+  at::Tensor alias =
+      at::detail::make_tensor<c10::TensorImpl>(weak_storage(impl->storage()), impl->key_set(), impl->dtype());
+  alias.unsafeGetTensorImpl()->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
+  if (repeats) {
+    tensors_.add(source, alias);
+  }
+  return alias;
+}
+
+} // namespace weakref_ext

@@ -1,0 +1,70 @@
+#pragma once
+
+// Everything that depends on the version of torch or CPython. Python side only.
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <string>
+#include <vector>
+
+namespace weakref_ext {
+
+// A new reference, since another thread or a finalizer may shrink the list at any allocation; nullptr and no error set
+// when the list is too short by now.
+inline THPObjectPtr list_item(PyObject* list, Py_ssize_t i) {
+#if PY_VERSION_HEX >= 0x030D0000
+  THPObjectPtr item(PyList_GetItemRef(list, i));
+  if (!item) {
+    PyErr_Clear();
+  }
+  return item;
+#else
+  return THPObjectPtr(i < PyList_GET_SIZE(list) ? Py_NewRef(PyList_GET_ITEM(list, i)) : nullptr);
+#endif
+}
+
+// True for torch.Tensor and its subclasses, by type alone: torch's own check asks the metaclass, which runs user code.
+inline bool is_tensor_type(PyTypeObject* type) {
+  return THPVariable_CheckTypeExact(type) || PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(THPVariableClass));
+}
+
+// Carries a Python object through the dispatcher. torch's own holder needs a symbol that torch 2.13 does not export.
+class PyObjectHolder final : public c10::ivalue::PyObjectHolder {
+ public:
+  explicit PyObjectHolder(THPObjectPtr object) : object_(object.release()) {
+  }
+
+  // The dispatcher may drop the last reference without the GIL.
+  ~PyObjectHolder() override {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF(object_);
+    PyGILState_Release(state);
+  }
+
+  PyObject* getPyObject() override {
+    return object_;
+  }
+  c10::InferredType tryToInferType() override {
+    return c10::InferredType("a live Python object has no TorchScript type");
+  }
+  c10::IValue toIValue(const c10::TypePtr& type, std::optional<int32_t> /*N*/) override {
+    TORCH_CHECK_TYPE(false, "weakref_ext: a live Python object cannot become a TorchScript ", type->repr_str());
+  }
+  std::string toStr() override {
+    return "<the result of weak_ref_tensors>";
+  }
+  std::vector<at::Tensor> extractTensors() override {
+    return {}; // weak refs: there is nothing to keep alive or to record on a stream
+  }
+
+ private:
+  PyObject* object_;
+};
+
+inline c10::intrusive_ptr<c10::ivalue::PyObjectHolder> hold(THPObjectPtr object) {
+  return c10::make_intrusive<PyObjectHolder>(std::move(object));
+}
+
+} // namespace weakref_ext

@@ -1,0 +1,29 @@
+"""Non-owning aliases of every tensor in a model's captured output, for CUDA graph wrappers.
+
+``torch.ops.weakref_ext.weak_ref_tensors(out)`` and :func:`weak_ref_tensors` are the same walk: the first is an operator
+(it breaks a compiled graph cleanly and is seen by dispatch modes and the profiler), the second a plain C function.
+"""
+
+from importlib.metadata import version as _version
+
+import torch  # loads the libraries that _C links to
+
+from . import _load
+from ._types import LayerName, register_passthrough
+
+_C = _load.native()
+
+weak_ref_tensors = _C.weak_ref_tensors
+is_weak_ref = _C.is_weak_ref
+owner_alive = _C.owner_alive
+
+__version__ = _version("weakref_ext")
+
+__all__ = [
+    "LayerName",
+    "__version__",
+    "is_weak_ref",
+    "owner_alive",
+    "register_passthrough",
+    "weak_ref_tensors",
+]

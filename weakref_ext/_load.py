@@ -1,0 +1,39 @@
+"""Imports the native module, or says why it cannot be imported and what to do."""
+
+import importlib
+import platform
+from types import ModuleType
+from typing import Any
+
+import torch
+
+REINSTALL = "pip install --no-build-isolation --force-reinstall --no-deps weakref_ext"
+
+
+def build_facts() -> dict[str, Any]:
+    """What this copy was built against: written by setup.py beside the native module, readable without loading it."""
+    try:
+        return dict(importlib.import_module("weakref_ext._build").FACTS)
+    except ImportError:
+        return {}
+
+
+def running_facts() -> dict[str, Any]:
+    """The same facts of the running interpreter and torch."""
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
+
+
+def native() -> ModuleType:
+    """Return ``weakref_ext._C``.
+
+    Raises:
+        ImportError: with build and running torch, CUDA and Python, and the command that mends it.
+    """
+    try:
+        return importlib.import_module("weakref_ext._C")
+    except ImportError as error:
+        built, running = build_facts(), running_facts()
+        rows = "".join(f"\n  {name}: built with {built.get(name)}, running {running[name]}" for name in running)
+        raise ImportError(
+            f"weakref_ext's native module cannot be loaded: {error}{rows}\nRebuild it against the running torch: {REINSTALL}"
+        ) from error

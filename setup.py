@@ -1,4 +1,4 @@
-"""Builds weakref_ext._C. Environment: WEAKREF_EXT_CUDA=0|1, WEAKREF_EXT_DEBUG, WEAKREF_EXT_SANITIZE, WEAKREF_EXT_WERROR."""
+"""Builds weakref_ext._C; the WEAKREF_EXT_* variables that it reads are in the README's table."""
 
 import os
 import platform

@@ -30,6 +30,15 @@ inline bool is_tensor_type(PyTypeObject* type) {
   return THPVariable_CheckTypeExact(type) || PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(THPVariableClass));
 }
 
+// The Python tensor of an alias of a tensor of this type, as detach() would type it: a Parameter gives a plain tensor,
+// any other subclass (without __torch_dispatch__) is kept.
+inline PyObject* wrap(at::Tensor&& alias, PyTypeObject* type) {
+  if (THPVariable_CheckTypeExact(type) || PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(ParameterClass))) {
+    return THPVariable_Wrap(std::move(alias));
+  }
+  return THPVariable_Wrap(alias, type);
+}
+
 // Carries a Python object through the dispatcher. torch's own holder needs a symbol that torch 2.13 does not export.
 class PyObjectHolder final : public c10::ivalue::PyObjectHolder {
  public:

@@ -70,7 +70,7 @@ class Walk {
       PyErr_Format(PyExc_ValueError, "Invalid type for tensors: %R at %s: %s.", Py_TYPE(in), path(at).c_str(), reason);
       return THPObjectPtr();
     }
-    return THPObjectPtr(THPVariable_Wrap(aliases_.of(source, Py_REFCNT(in) > references)));
+    return THPObjectPtr(wrap(aliases_.of(source, Py_REFCNT(in) > references), Py_TYPE(in)));
   }
 
   THPObjectPtr list(PyObject* in, const Step* at, int depth) {

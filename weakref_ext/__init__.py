@@ -6,9 +6,7 @@
 
 from importlib.metadata import version as _version
 
-import torch  # loads the libraries that _C links to
-
-from . import _load
+from . import _load, _op  # noqa: F401
 from ._types import LayerName, register_passthrough
 
 _C = _load.native()

@@ -34,6 +34,5 @@ def native() -> ModuleType:
     except ImportError as error:
         built, running = build_facts(), running_facts()
         rows = "".join(f"\n  {name}: built with {built.get(name)}, running {running[name]}" for name in running)
-        raise ImportError(
-            f"weakref_ext's native module cannot be loaded: {error}{rows}\nRebuild it against the running torch: {REINSTALL}"
-        ) from error
+        text = f"weakref_ext's native module cannot be loaded: {error}{rows}\nRebuild it: {REINSTALL}"
+        raise ImportError(text) from error

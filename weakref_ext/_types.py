@@ -58,14 +58,3 @@ def register_passthrough(*types: type) -> None:
 
 _C.set_resolver(opaque_object.is_opaque_value_type)
 register_passthrough(LayerName)
-
-
-@torch.library.register_fake("weakref_ext::weak_ref_tensors")
-def _(out: object) -> object:
-    # torch.compile turns this exception into a graph break at the call, and into an error under fullgraph=True.
-    from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
-
-    raise UnsupportedFakeTensorException(
-        "weak_ref_tensors belongs outside compiled and traced regions: a weak ref aliases memory that exists, and a "
-        "traced tensor has none. Call it on the compiled function's output."
-    )

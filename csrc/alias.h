@@ -1,10 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace weakref_ext {
 
@@ -23,13 +24,13 @@ bool owner_alive(const at::Tensor& tensor);
 bool disabled();
 
 // What one walk has made so far from sources that it may meet again. Keeps sources alive, so that an address cannot
-// come to mean another source before the walk ends.
+// come to mean another source before the walk ends. Empty, it costs nothing to make and to drop.
 template <class T> class Memo {
  public:
   const T* find(const T& source) const {
-    if (!index_.empty()) {
-      const auto found = index_.find(key(source));
-      return found == index_.end() ? nullptr : &made_[found->second].second;
+    if (index_) {
+      const auto found = index_->find(key(source));
+      return found == index_->end() ? nullptr : &made_[found->second].second;
     }
     for (const auto& [seen, alias] : made_) {
       if (key(seen) == key(source)) {
@@ -41,16 +42,18 @@ template <class T> class Memo {
 
   void add(const T& source, const T& alias) {
     made_.emplace_back(source, alias);
-    if (made_.size() == kScanned) {
+    if (!index_ && made_.size() > kScanned) {
+      index_ = std::make_unique<Index>();
       for (size_t i = 0; i < made_.size(); ++i) {
-        index_.emplace(key(made_[i].first), i);
+        index_->emplace(key(made_[i].first), i);
       }
-    } else if (made_.size() > kScanned) {
-      index_.emplace(key(source), made_.size() - 1);
+    } else if (index_) {
+      index_->emplace(key(source), made_.size() - 1);
     }
   }
 
  private:
+  using Index = ska::flat_hash_map<const void*, size_t>;
   static constexpr size_t kScanned = 16; // up to here a linear scan beats hashing
 
   static const void* key(const at::Tensor& tensor) {
@@ -60,8 +63,8 @@ template <class T> class Memo {
     return storage.unsafeGetStorageImpl();
   }
 
-  c10::SmallVector<std::pair<T, T>, 4> made_;
-  ska::flat_hash_map<const void*, size_t> index_;
+  std::vector<std::pair<T, T>> made_;
+  std::unique_ptr<Index> index_;
 };
 
 // Makes the aliases of one walk: one tensor gives one alias, and tensors that share a storage give aliases that share

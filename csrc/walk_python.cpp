@@ -181,13 +181,17 @@ TORCH_LIBRARY_IMPL(weakref_ext, CompositeExplicitAutograd, m) {
 } // namespace
 
 PyObject* weak_ref_tensors(PyObject* out) {
-  HANDLE_TH_ERRORS
-  if (C10_UNLIKELY(disabled())) {
-    return Py_NewRef(out);
+  // Not HANDLE_TH_ERRORS: its warning buffer costs as much as a tensor, and the alias path does not warn.
+  try {
+    if (C10_UNLIKELY(disabled())) {
+      return Py_NewRef(out);
+    }
+    // The caller's own references to the outermost object are not known, and it is met again only from inside itself.
+    return Walk().visit(out, nullptr, 0, PY_SSIZE_T_MAX).release();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
   }
-  // The caller's own references to the outermost object are not known, and it is met again only from inside itself.
-  return Walk().visit(out, nullptr, 0, PY_SSIZE_T_MAX).release();
-  END_HANDLE_TH_ERRORS
 }
 
 void register_passthrough(PyTypeObject* type) {

@@ -27,14 +27,15 @@ def vllm_recursion(out: Any) -> Any:
     return out
 
 
+TYPE_STRINGS = {torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<f2", torch.int64: "<i8"}
+
+
 class _CudaArray:
     """A tensor known by address, type string and shape alone, as TensorRT-LLM and Transformer Engine describe one."""
 
-    CODES = {torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<f2", torch.int64: "<i8", torch.bool: "|b1"}
-
     def __init__(self, tensor: torch.Tensor) -> None:
         self.__cuda_array_interface__ = dict(
-            data=(tensor.data_ptr(), False), typestr=self.CODES[tensor.dtype], shape=tuple(tensor.shape), version=3
+            data=(tensor.data_ptr(), False), typestr=TYPE_STRINGS[tensor.dtype], shape=tuple(tensor.shape), version=3
         )
         self.dtype = tensor.dtype
 

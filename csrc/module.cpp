@@ -1,13 +1,88 @@
 #include "alias.h"
-#include "torch_compat.h"
+#include "containers.h"
+#include "inspect.h"
 #include "walk_python.h"
+
+#ifdef WEAKREF_EXT_CUDA
+#include "cuda/pool_trace.h"
+#endif
 
 #include <torch/csrc/Exceptions.h>
 
 namespace {
 
-PyObject* weak_ref_tensors(PyObject* /*module*/, PyObject* out) {
-  return weakref_ext::weak_ref_tensors(out);
+using weakref_ext::Options;
+
+// `types` as a tuple of types that a traversal may pass through, or a TypeError.
+bool parse_passthrough(PyObject* types, PyObject*& parsed) {
+  if (types == nullptr) {
+    return true;
+  }
+  TORCH_CHECK_TYPE(PyTuple_Check(types), "passthrough must be a tuple of types");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
+    TORCH_CHECK_TYPE(PyType_Check(PyTuple_GET_ITEM(types, i)), "passthrough must be a tuple of types");
+  }
+  parsed = types;
+  return true;
+}
+
+void parse_pool(PyObject* pool, [[maybe_unused]] Options& options) {
+  if (pool == nullptr || pool == Py_None) {
+    return;
+  }
+#ifdef WEAKREF_EXT_CUDA
+  unsigned long long first = 0, second = 0;
+  if (!PyTuple_Check(pool) || !PyArg_ParseTuple(pool, "KK", &first, &second)) {
+    PyErr_Clear();
+    TORCH_CHECK_TYPE(false, "pool must be a graph pool handle: torch.cuda.graph_pool_handle() or CUDAGraph.pool()");
+  }
+  options.owns = weakref_ext::cuda::owned_by_pool({first, second});
+#else
+  TORCH_CHECK(
+      false,
+      "weakref_ext was built without its CUDA part, which pool= needs: rebuild it on a CUDA build of torch, with "
+      "WEAKREF_EXT_CUDA=1");
+#endif
+}
+
+PyObject* weak_ref_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  if (C10_LIKELY(count == 1 && names == nullptr)) {
+    return weakref_ext::weak_ref_tensors(args[0]);
+  }
+  HANDLE_TH_ERRORS
+  THPObjectPtr positional(PyTuple_New(count)), keywords(PyDict_New());
+  if (!positional || !keywords) {
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
+  }
+  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    if (PyDict_SetItem(keywords, PyTuple_GET_ITEM(names, i), args[count + i]) != 0) {
+      return nullptr;
+    }
+  }
+  static const char* known[] = {"out", "pool", "outside", "passthrough", nullptr};
+  PyObject *out = nullptr, *pool = nullptr, *passthrough = nullptr;
+  const char* outside = "keep";
+  if (!PyArg_ParseTupleAndKeywords(positional,
+                                   keywords,
+                                   "O|$OsO:weak_ref_tensors",
+                                   const_cast<char**>(known),
+                                   &out,
+                                   &pool,
+                                   &outside,
+                                   &passthrough)) {
+    return nullptr;
+  }
+  Options options;
+  options.refuse_outside = strcmp(outside, "raise") == 0;
+  TORCH_CHECK_VALUE(
+      options.refuse_outside || strcmp(outside, "keep") == 0, "outside must be 'keep' or 'raise', got '", outside, "'");
+  parse_passthrough(passthrough, options.passthrough);
+  parse_pool(pool, options);
+  return weakref_ext::weak_ref_tensors(out, options);
+  END_HANDLE_TH_ERRORS
 }
 
 using Query = bool (*)(const at::Tensor&);
@@ -21,12 +96,41 @@ template <Query query> PyObject* ask(PyObject* /*module*/, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* register_passthrough(PyObject* /*module*/, PyObject* type) {
-  if (!PyType_Check(type)) {
-    return PyErr_Format(PyExc_TypeError, "expected a type, got %R", type);
+PyObject* map_tensors(PyObject* /*module*/, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *out = nullptr, *function = nullptr, *types = nullptr, *passthrough = nullptr;
+  if (!PyArg_ParseTuple(args, "OOO", &out, &function, &types) || !parse_passthrough(types, passthrough)) {
+    return nullptr;
   }
-  weakref_ext::register_passthrough(reinterpret_cast<PyTypeObject*>(type));
+  return weakref_ext::map_tensors(out, function, passthrough);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* leaves(PyObject* /*module*/, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *out = nullptr, *types = nullptr, *passthrough = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &out, &types) || !parse_passthrough(types, passthrough)) {
+    return nullptr;
+  }
+  return weakref_ext::leaves(out, passthrough);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* describe(PyObject* /*module*/, PyObject* out) {
+  HANDLE_TH_ERRORS
+  return weakref_ext::describe(out);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* register_type(PyObject* /*module*/, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyTypeObject* type = nullptr;
+  PyObject* answer = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &answer) || !weakref_ext::register_type(type, answer)) {
+    return nullptr;
+  }
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* set_resolver(PyObject* /*module*/, PyObject* resolver) {
@@ -34,40 +138,66 @@ PyObject* set_resolver(PyObject* /*module*/, PyObject* resolver) {
   Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(weak_ref_tensors_doc, R"(weak_ref_tensors(out, /)
+constexpr char weak_ref_tensors_doc[] = R"doc(weak_ref_tensors(out, *, pool=None, outside='keep', passthrough=())
 --
 
 Return the structure `out` with every tensor replaced by a non-owning alias.
 
-Lists and tuples, nested to any depth, give new lists and tuples; int, bool and layer names pass through as the same
-object. An alias has the same data pointer, sizes, strides, storage offset, dtype, device, conj and neg bits as its
-source, does not require grad, and does not keep the memory allocated. A tensor that occurs twice gives one alias;
-tensors that share a storage give aliases that share one.
+list, tuple, dict, OrderedDict, defaultdict, named tuples, torch.return_types, dataclasses, torch pytree nodes and tensor
+subclasses with __tensor_flatten__, nested to any depth, come back as new ones of the same type; int, bool, torch.Size
+and layer names pass through as the same object. An alias has the same data pointer, sizes, strides, storage offset,
+dtype, device, conj and neg bits as its source, does not require grad, and does not keep the memory allocated. A tensor
+that occurs twice gives one alias; tensors that share a storage give aliases that share one.
 
 An alias is valid for as long as something else keeps its memory and nobody else was handed it: read it, or clone it,
 before the graph pool that owns the memory goes or another capture that was given the block replays.
 
-Raises ValueError for anything else, with its type and path (``out[1][0]``): no value is passed through because it was
-not understood. Raises RecursionError beyond 1000 levels, and for a structure that contains itself.)");
+Args:
+    out: the structure.
+    pool: a graph pool handle (torch.cuda.graph_pool_handle(), CUDAGraph.pool()). Only tensors whose memory that pool
+        owns become weak. Legal inside a capture; costs one snapshot of the pool.
+    outside: what becomes of the others (CPU tensors, static inputs, eager results, another pool's): 'keep' returns them
+        as they are, strong; 'raise' raises ValueError.
+    passthrough: a tuple of types of which objects pass through in this call, for instance (type(None),).
 
-PyDoc_STRVAR(is_weak_ref_doc, R"(is_weak_ref(tensor, /)
+Raises:
+    ValueError: for anything else, with its type and path (``out[1]['aux'][0]``): no value is passed through because it
+        was not understood.
+    RecursionError: beyond 1000 levels, and for a structure that contains itself.
+    NotImplementedError: for pool= under an allocator that does not know its pools' memory (cudaMallocAsync).)doc";
+
+constexpr char is_weak_ref_doc[] = R"doc(is_weak_ref(tensor, /)
 --
 
-Whether `tensor` is a weak ref made by weak_ref_tensors, or a view of one.)");
+Whether `tensor` is a weak ref made by weak_ref_tensors, or a view of one.)doc";
 
-PyDoc_STRVAR(owner_alive_doc, R"(owner_alive(tensor, /)
+constexpr char owner_alive_doc[] = R"doc(owner_alive(tensor, /)
 --
 
 Whether the storage that a weak ref was made from still holds its memory.
 
 A weak ref of a weak ref asks for the first one's owner. True for a tensor that is no weak ref: it owns its memory.
-False does not mean that the memory is gone: a graph pool keeps the memory of dead tensors for its replays.)");
+False does not mean that the memory is gone: a graph pool keeps the memory of dead tensors for its replays.)doc";
+
+constexpr char describe_doc[] = R"doc(describe(out, /)
+--
+
+Return the structure's signature: "(2:T,[3:T])" is a tuple of length 2, of a tensor and a list of three.
+
+T is a tensor; [n:...] a list, (n:...) a tuple, {n:...} a dict of length n, Name(n:...) any other container; the name of
+the type anything else. Neighbours with equal signatures are written once. Takes any object and reads no data.)doc";
 
 PyMethodDef methods[] = {
-    {"weak_ref_tensors", weak_ref_tensors, METH_O, weak_ref_tensors_doc},
+    {"weak_ref_tensors",
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&weak_ref_tensors)),
+     METH_FASTCALL | METH_KEYWORDS,
+     weak_ref_tensors_doc},
     {"is_weak_ref", ask<weakref_ext::is_weak_ref>, METH_O, is_weak_ref_doc},
     {"owner_alive", ask<weakref_ext::owner_alive>, METH_O, owner_alive_doc},
-    {"register_passthrough", register_passthrough, METH_O, nullptr},
+    {"describe", describe, METH_O, describe_doc},
+    {"leaves", leaves, METH_VARARGS, nullptr},
+    {"map_tensors", map_tensors, METH_VARARGS, nullptr},
+    {"register_type", register_type, METH_VARARGS, nullptr},
     {"set_resolver", set_resolver, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -1,54 +1,29 @@
 #include "walk_python.h"
 
 #include "alias.h"
-#include "torch_compat.h"
+#include "containers.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/library.h>
 
-#include <string>
+#include <utility>
 #include <vector>
 
 namespace weakref_ext {
 namespace {
 
-// Deeper than any output of a model, and at some 200 bytes of C stack a level small enough for any thread.
-constexpr int kMaxDepth = 1000;
-
-// Where the walk stands: one link per container, on the C stack, written out only when something is refused.
-struct Step {
-  const Step* parent;
-  Py_ssize_t index;
-};
-
-std::string path(const Step* step) {
-  constexpr size_t kShown = 20;
-  std::vector<Py_ssize_t> indices;
-  for (; step != nullptr && indices.size() < kShown; step = step->parent) {
-    indices.push_back(step->index);
-  }
-  std::string text = step == nullptr ? "out" : "out[...]";
-  for (auto index = indices.rbegin(); index != indices.rend(); ++index) {
-    text += c10::str("[", *index, "]");
-  }
-  return text;
-}
-
-// Types that pass through, by identity: a lookup runs no user code. Never freed, so that no static destructor touches
-// Python.
-ska::flat_hash_map<PyTypeObject*, bool>& passthrough() {
-  static auto* types = new ska::flat_hash_map<PyTypeObject*, bool>();
-  return *types;
-}
-
-PyObject* resolver = nullptr;
-
-class Walk {
+// Maps a structure onto one of the same types. `Leaf` makes the new tensors: leaf(tensor, at, repeats), where `repeats`
+// is false only if the walk cannot meet the tensor again.
+template <class Leaf> class Walk {
  public:
+  Walk(Leaf& leaf, PyObject* passthrough) : leaf_(leaf), passthrough_(passthrough) {
+  }
+
+  // `references`: how many references to `in` the walk itself accounts for.
   THPObjectPtr visit(PyObject* in, const Step* at, int depth, Py_ssize_t references) {
     PyTypeObject* type = Py_TYPE(in);
     if (THPVariable_CheckTypeExact(type)) {
-      return tensor(in, at, references);
+      return leaf_(in, at, Py_REFCNT(in) > references);
     }
     if (type == &PyList_Type) {
       return list(in, at, depth);
@@ -59,109 +34,198 @@ class Walk {
     if (PyLong_Check(in)) {
       return THPObjectPtr(Py_NewRef(in));
     }
-    return other(in, at, references);
+    return other(in, at, depth);
   }
 
  private:
-  // `references`: how many references to `in` the walk itself accounts for; with more, it may be met again.
-  THPObjectPtr tensor(PyObject* in, const Step* at, Py_ssize_t references) {
+  THPObjectPtr list(PyObject* in, const Step* at, int depth) {
+    THPObjectPtr out(enter(at, depth) ? PyList_New(PyList_GET_SIZE(in)) : nullptr);
+    const bool done = out && each_of_list(in, at, [&](PyObject* item, const Step& step) {
+                        THPObjectPtr mapped = visit(item, &step, depth + 1, 2);
+                        PyList_SET_ITEM(out.get(), step.index, mapped.get());
+                        return mapped.release() != nullptr;
+                      });
+    return done ? std::move(out) : THPObjectPtr();
+  }
+
+  THPObjectPtr tuple(PyObject* in, const Step* at, int depth) {
+    return fill(THPObjectPtr(PyTuple_New(PyTuple_GET_SIZE(in))), in, nullptr, Step::Written::Index, at, depth);
+  }
+
+  // Fills `out`, a fresh tuple or instance of a tuple type, with what the elements of `in` become.
+  THPObjectPtr fill(THPObjectPtr out, PyObject* in, PyObject* keys, Step::Written written, const Step* at, int depth) {
+    const bool done =
+        out && enter(at, depth) && each_of_tuple(in, keys, written, at, [&](PyObject* element, const Step& step) {
+          THPObjectPtr mapped = visit(element, &step, depth + 1, 1);
+          PyTuple_SET_ITEM(out.get(), step.index, mapped.get());
+          return mapped.release() != nullptr;
+        });
+    return done ? std::move(out) : THPObjectPtr();
+  }
+
+  THPObjectPtr other(PyObject* in, const Step* at, int depth) {
+    PyTypeObject* type = Py_TYPE(in);
+    // A subclass that is sizes and strides over a storage is a leaf like any tensor; a wrapper is a container.
+    const bool is_tensor = is_tensor_type(type);
+    if (is_tensor && refusal(THPVariable_Unpack(in)) == nullptr) {
+      return leaf_(in, at, /*repeats=*/true);
+    }
+    const Entry entry = entry_of(type);
+    switch (entry.kind) {
+    case Kind::Passthrough:
+      return THPObjectPtr(Py_NewRef(in));
+    case Kind::Dict:
+    case Kind::DefaultDict:
+    case Kind::OrderedDict:
+      return dict(in, entry.kind, at, depth);
+    case Kind::NamedTuple:
+      return named_tuple(in, at, depth);
+    case Kind::StructSequence: {
+      THPObjectPtr items = tuple(in, at, depth);
+      return THPObjectPtr(items ? PyObject_CallOneArg(reinterpret_cast<PyObject*>(type), items) : nullptr);
+    }
+    case Kind::Size: // walked for what is refused: a SymInt
+      return THPObjectPtr(tuple(in, at, depth) ? Py_NewRef(in) : nullptr);
+    case Kind::Custom:
+      return is_tensor ? wrapper(in, entry, at, depth) : custom(in, entry, at, depth);
+    case Kind::Unknown:
+      break;
+    }
+    if (PyErr_Occurred() != nullptr) {
+      return THPObjectPtr();
+    }
+    if (passthrough_ != nullptr && passes(type, passthrough_)) {
+      return THPObjectPtr(Py_NewRef(in));
+    }
+    if (is_tensor) {
+      return leaf_(in, at, /*repeats=*/true); // refuses it, with the reason
+    }
+    refuse_type(type, at);
+    return THPObjectPtr();
+  }
+
+  THPObjectPtr dict(PyObject* in, Kind kind, const Step* at, int depth) {
+    THPObjectPtr out(enter(at, depth) ? empty_like(in, kind) : nullptr);
+    const bool done = out && each_of_dict(in, kind, at, [&](PyObject* value, const Step& step) {
+                        THPObjectPtr mapped = visit(value, &step, depth + 1, 2);
+                        return mapped && PyObject_SetItem(out, step.key, mapped) == 0;
+                      });
+    return done ? std::move(out) : THPObjectPtr();
+  }
+
+  static PyObject* empty_like(PyObject* in, Kind kind) {
+    if (kind == Kind::Dict) {
+      return PyDict_New();
+    }
+    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(in));
+    if (kind == Kind::OrderedDict) {
+      return PyObject_CallNoArgs(type);
+    }
+    THPObjectPtr factory(PyObject_GetAttrString(in, "default_factory"));
+    return factory ? PyObject_CallOneArg(type, factory) : nullptr;
+  }
+
+  // Without running the class's own __new__; an instance's attributes come along.
+  THPObjectPtr named_tuple(PyObject* in, const Step* at, int depth) {
+    PyTypeObject* type = Py_TYPE(in);
+    THPObjectPtr names = field_names(in);
+    THPObjectPtr out(names ? type->tp_alloc(type, PyTuple_GET_SIZE(in)) : nullptr);
+    out = fill(std::move(out), in, names, Step::Written::Attribute, at, depth);
+    if (out && type->tp_dictoffset != 0) {
+      THPObjectPtr attributes(PyObject_GetAttrString(in, "__dict__"));
+      THPObjectPtr copies(attributes ? PyObject_GetAttrString(out, "__dict__") : nullptr);
+      if (!copies || PyDict_Update(copies, attributes) != 0) {
+        return THPObjectPtr();
+      }
+    }
+    return out;
+  }
+
+  THPObjectPtr custom(PyObject* in, const Entry& entry, const Step* at, int depth) {
+    Flat flat = flatten(entry, in);
+    if (!flat.children) {
+      return THPObjectPtr();
+    }
+    THPObjectPtr out(PyTuple_New(PyTuple_GET_SIZE(flat.children.get())));
+    THPObjectPtr mapped = fill(std::move(out), flat.children, flat.keys, Step::Written::Text, at, depth);
+    return THPObjectPtr(
+        mapped ? PyObject_CallFunctionObjArgs(entry.unflatten, in, mapped.get(), flat.context.get(), nullptr)
+               : nullptr);
+  }
+
+  // A tensor that is made of tensors: one gives one, as for every tensor.
+  THPObjectPtr wrapper(PyObject* in, const Entry& entry, const Step* at, int depth) {
+    for (auto& [seen, made] : wrappers_) {
+      if (seen.get() == in) {
+        return THPObjectPtr::dup(made.get());
+      }
+    }
+    THPObjectPtr out = custom(in, entry, at, depth);
+    if (out) {
+      wrappers_.emplace_back(THPObjectPtr::dup(in), THPObjectPtr::dup(out.get()));
+    }
+    return out;
+  }
+
+  Leaf& leaf_;
+  PyObject* passthrough_;
+  std::vector<std::pair<THPObjectPtr, THPObjectPtr>> wrappers_;
+};
+
+class WeakLeaf {
+ public:
+  explicit WeakLeaf(const Options& options) : options_(options) {
+  }
+
+  THPObjectPtr operator()(PyObject* in, const Step* at, bool repeats) {
     const at::Tensor& source = THPVariable_Unpack(in);
     if (const char* reason = refusal(source)) {
       PyErr_Format(PyExc_ValueError, "Invalid type for tensors: %R at %s: %s.", Py_TYPE(in), path(at).c_str(), reason);
       return THPObjectPtr();
     }
-    return THPObjectPtr(wrap(aliases_.of(source, Py_REFCNT(in) > references), Py_TYPE(in)));
+    if (C10_UNLIKELY(options_.owns != nullptr) && source.storage().nbytes() != 0 && !options_.owns(source.storage())) {
+      return outside(in, at, source);
+    }
+    return THPObjectPtr(wrap(aliases_.of(source, repeats), Py_TYPE(in)));
   }
 
-  THPObjectPtr list(PyObject* in, const Step* at, int depth) {
-    if (!enter(at, depth)) {
-      return THPObjectPtr();
-    }
-    const Py_ssize_t size = PyList_GET_SIZE(in);
-    THPObjectPtr out(PyList_New(size));
-    if (!out) {
-      return out;
-    }
-    Step step{at, 0};
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      step.index = i;
-      THPObjectPtr item = list_item(in, i);
-      THPObjectPtr mapped;
-      if (item) {
-        mapped = visit(item, &step, depth + 1, 2);
-      } else {
-        PyErr_Format(PyExc_RuntimeError, "%s: the list lost items during the walk", path(at).c_str());
-      }
-      if (!mapped) {
-        return THPObjectPtr();
-      }
-      PyList_SET_ITEM(out.get(), i, mapped.release());
-    }
-    return out;
-  }
-
-  THPObjectPtr tuple(PyObject* in, const Step* at, int depth) {
-    if (!enter(at, depth)) {
-      return THPObjectPtr();
-    }
-    const Py_ssize_t size = PyTuple_GET_SIZE(in);
-    THPObjectPtr out(PyTuple_New(size));
-    if (!out) {
-      return out;
-    }
-    Step step{at, 0};
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      step.index = i;
-      THPObjectPtr mapped = visit(PyTuple_GET_ITEM(in, i), &step, depth + 1, 1);
-      if (!mapped) {
-        return THPObjectPtr();
-      }
-      PyTuple_SET_ITEM(out.get(), i, mapped.release());
-    }
-    return out;
-  }
-
-  THPObjectPtr other(PyObject* in, const Step* at, Py_ssize_t references) {
-    PyTypeObject* type = Py_TYPE(in);
-    if (is_tensor_type(type)) {
-      return tensor(in, at, references);
-    }
-    if (passthrough().count(type) != 0 || resolve(type)) {
+ private:
+  THPObjectPtr outside(PyObject* in, const Step* at, const at::Tensor& source) const {
+    if (!options_.refuse_outside) {
       return THPObjectPtr(Py_NewRef(in));
     }
-    if (!PyErr_Occurred()) {
-      PyErr_Format(PyExc_ValueError,
-                   "Invalid type for tensors: %R at %s. Supported are tensors, list, tuple, int and layer names; "
-                   "take this value out of the structure, or register_passthrough() its type if it holds no tensor.",
-                   type,
-                   path(at).c_str());
-    }
+    PyErr_Format(
+        PyExc_ValueError,
+        "%s is outside the graph pool: its memory, on %s, was not allocated by a capture into that pool, and a "
+        "weak ref of it could dangle. Make it inside the capture, or keep it strong with outside=\"keep\".",
+        path(at).c_str(),
+        source.device().str().c_str());
     return THPObjectPtr();
   }
 
-  static bool resolve(PyTypeObject* type) {
-    THPObjectPtr answer(resolver == nullptr ? nullptr
-                                            : PyObject_CallOneArg(resolver, reinterpret_cast<PyObject*>(type)));
-    if (answer && PyObject_IsTrue(answer) == 1) {
-      register_passthrough(type);
-      return true;
-    }
-    return false;
-  }
-
-  static bool enter(const Step* at, int depth) {
-    if (C10_LIKELY(depth < kMaxDepth)) {
-      return true;
-    }
-    PyErr_Format(PyExc_RecursionError,
-                 "%s is nested more than %d levels deep: does the structure contain itself?",
-                 path(at).c_str(),
-                 kMaxDepth);
-    return false;
-  }
-
+  const Options& options_;
   Aliases aliases_;
 };
+
+struct CallLeaf {
+  PyObject* function;
+
+  THPObjectPtr operator()(PyObject* in, const Step* at, bool /*repeats*/) const {
+    THPObjectPtr text(PyUnicode_FromString(path(at).c_str()));
+    return THPObjectPtr(text ? PyObject_CallFunctionObjArgs(function, text.get(), in, nullptr) : nullptr);
+  }
+};
+
+// Not HANDLE_TH_ERRORS: its warning buffer costs as much as a tensor, and nothing here warns.
+template <class Leaf> PyObject* run(PyObject* out, Leaf leaf, PyObject* passthrough) {
+  try {
+    // The caller's references to the outermost object are not known, and it is met again only from inside itself.
+    return Walk<Leaf>(leaf, passthrough).visit(out, nullptr, 0, PY_SSIZE_T_MAX).release();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
 
 // torch.ops.weakref_ext.weak_ref_tensors.default: (PyObject out) -> PyObject
 void boxed(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
@@ -180,28 +244,15 @@ TORCH_LIBRARY_IMPL(weakref_ext, CompositeExplicitAutograd, m) {
 
 } // namespace
 
-PyObject* weak_ref_tensors(PyObject* out) {
-  // Not HANDLE_TH_ERRORS: its warning buffer costs as much as a tensor, and the alias path does not warn.
-  try {
-    if (C10_UNLIKELY(disabled())) {
-      return Py_NewRef(out);
-    }
-    // The caller's own references to the outermost object are not known, and it is met again only from inside itself.
-    return Walk().visit(out, nullptr, 0, PY_SSIZE_T_MAX).release();
-  } catch (...) {
-    torch::translate_exception_to_python(std::current_exception());
-    return nullptr;
+PyObject* weak_ref_tensors(PyObject* out, const Options& options) {
+  if (C10_UNLIKELY(disabled())) {
+    return Py_NewRef(out);
   }
+  return run(out, WeakLeaf(options), options.passthrough);
 }
 
-void register_passthrough(PyTypeObject* type) {
-  if (passthrough().emplace(type, true).second) {
-    Py_INCREF(type);
-  }
-}
-
-void set_resolver(PyObject* callable) {
-  Py_XSETREF(resolver, Py_XNewRef(callable));
+PyObject* map_tensors(PyObject* out, PyObject* function, PyObject* passthrough) {
+  return run(out, CallLeaf{function}, passthrough);
 }
 
 } // namespace weakref_ext

@@ -1,17 +1,25 @@
 #pragma once
 
+#include <c10/core/Storage.h>
 #include <torch/csrc/python_headers.h>
+
+#include <functional>
 
 namespace weakref_ext {
 
+struct Options {
+  // Which storages' tensors to weaken; empty: all. The others stay as they are, or are refused.
+  std::function<bool(const c10::Storage&)> owns;
+  bool refuse_outside = false;
+  // A tuple of types of which objects pass through in this call, borrowed; or null.
+  PyObject* passthrough = nullptr;
+};
+
 // The structure `out` with every tensor replaced by a non-owning alias: a new reference, or nullptr with a Python error
 // set and every reference as before. Needs the GIL.
-PyObject* weak_ref_tensors(PyObject* out);
+PyObject* weak_ref_tensors(PyObject* out, const Options& options = {});
 
-// Objects of exactly this type pass through the walk. Keeps the type alive.
-void register_passthrough(PyTypeObject* type);
-
-// Asked once per walk and unknown type, as resolver(type) -> bool: whether to register the type as a pass-through.
-void set_resolver(PyObject* resolver);
+// The same traversal with every tensor replaced by function(path, tensor).
+PyObject* map_tensors(PyObject* out, PyObject* function, PyObject* passthrough);
 
 } // namespace weakref_ext

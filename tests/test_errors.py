@@ -139,10 +139,13 @@ def test_passthrough_is_by_exact_type_and_refuses_containers(weaken):
     assert weaken([name])[0] is name
     with pytest.raises(ValueError, match=r"Longer'> at out\[0\]"):
         weaken([Longer()])
-    for kind in (torch.Tensor, torch.nn.Parameter, list, dict, UnregisteredTuple):
-        with pytest.raises(TypeError, match="holds tensors"):
+    for kind in (torch.Tensor, torch.nn.Parameter, Unregistered, UnregisteredDict, UnregisteredTuple):
+        with pytest.raises(TypeError, match=r"holds tensors|is a tensor type"):
             weakref_ext.register_passthrough(kind)
-    with pytest.raises(TypeError, match="takes classes, got 3"):
+    for kind in (list, tuple, dict, int, Name):
+        with pytest.raises(ValueError, match="is registered already"):
+            weakref_ext.register_passthrough(kind)
+    with pytest.raises(TypeError, match="expected a class, got 3"):
         weakref_ext.register_passthrough(3)
 
 

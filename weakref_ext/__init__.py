@@ -7,21 +7,29 @@
 from importlib.metadata import version as _version
 
 from . import _load, _op  # noqa: F401
-from ._types import LayerName, register_passthrough
+from ._containers import register_container, register_passthrough
+from ._inspect import nbytes, own, pinned
+from ._layer_name import LayerName
 
 _C = _load.native()
 
 weak_ref_tensors = _C.weak_ref_tensors
 is_weak_ref = _C.is_weak_ref
 owner_alive = _C.owner_alive
+describe = _C.describe
 
 __version__ = _version("weakref_ext")
 
 __all__ = [
     "LayerName",
     "__version__",
+    "describe",
     "is_weak_ref",
+    "nbytes",
+    "own",
     "owner_alive",
+    "pinned",
+    "register_container",
     "register_passthrough",
     "weak_ref_tensors",
 ]

@@ -1,11 +1,6 @@
-"""The types that pass through the walk unchanged, and the layer name that comes with the package."""
+"""The layer name that comes with the package."""
 
-import torch
 from torch._library import opaque_object
-
-from ._load import native
-
-_C = native()
 
 
 class LayerName:
@@ -37,24 +32,3 @@ class LayerName:
 
 
 opaque_object.register_opaque_type(LayerName, typ="value", hoist=True)
-
-
-def register_passthrough(*types: type) -> None:
-    """Let objects of exactly these types pass through :func:`weak_ref_tensors` as the same object.
-
-    For types that hold no tensor: a tensor inside would stay strong, and its memory pinned.
-
-    Raises:
-        TypeError: for anything but a class, and for tensor types and the containers that the walk knows.
-    """
-    for kind in types:
-        if not isinstance(kind, type):
-            raise TypeError(f"register_passthrough takes classes, got {kind!r}")
-        if issubclass(kind, (torch.Tensor, list, tuple, dict)):
-            raise TypeError(f"{kind} holds tensors: passing it through would keep their memory")
-    for kind in types:
-        _C.register_passthrough(kind)
-
-
-_C.set_resolver(opaque_object.is_opaque_value_type)
-register_passthrough(LayerName)

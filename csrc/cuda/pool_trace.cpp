@@ -1,0 +1,50 @@
+#include "pool_trace.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace weakref_ext::cuda {
+namespace {
+
+struct Segment {
+  c10::DeviceIndex device;
+  uintptr_t begin;
+  uintptr_t end;
+
+  bool operator<(const Segment& other) const {
+    return begin < other.begin;
+  }
+};
+
+} // namespace
+
+std::function<bool(const c10::Storage&)> owned_by_pool(c10::MempoolId_t id) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      allocator::name() == "native",
+      "weak_ref_tensors(pool=...) asks the native caching allocator which memory a pool owns; the ",
+      allocator::name(),
+      " backend does not keep that. Leave pool out, or unset PYTORCH_CUDA_ALLOC_CONF's backend.");
+  std::vector<Segment> segments;
+  // A segment of an expandable pool is one mapped range here, like any other.
+  for (const auto& info : allocator::snapshot(id, /*include_traces=*/false).segments) {
+    if (info.owner_private_pool_id == id) {
+      segments.push_back({info.device, info.address, info.address + info.total_size});
+    }
+  }
+  std::sort(segments.begin(), segments.end());
+  return [segments = std::move(segments)](const c10::Storage& storage) {
+    if (!storage.device().is_cuda()) {
+      return false;
+    }
+    const auto address = reinterpret_cast<uintptr_t>(storage.data());
+    auto after = std::upper_bound(segments.begin(), segments.end(), Segment{0, address, 0});
+    // Addresses are unique over the devices of one process.
+    return after != segments.begin() && address < (--after)->end && after->device == storage.device().index();
+  };
+}
+
+} // namespace weakref_ext::cuda

@@ -21,6 +21,11 @@ bool is_weak(const c10::Storage& storage) {
   return storage.data_ptr().get_deleter() == &release_owner;
 }
 
+StorageImpl* root_of(const c10::Storage& storage) {
+  return is_weak(storage) ? static_cast<StorageImpl*>(storage.data_ptr().get_context())
+                          : storage.unsafeGetStorageImpl();
+}
+
 // Keys that a plain strided tensor may carry, on any backend. All others (sparse, nested, quantized, opaque, Python,
 // functorch, functionalization, named) say that the tensor is more than sizes and strides over a storage.
 constexpr DispatchKeySet aliasable = DispatchKeySet(DispatchKeySet::RAW, c10::full_backend_mask) |
@@ -66,12 +71,16 @@ bool owner_alive(const at::Tensor& tensor) {
   if (!is_weak_ref(tensor)) {
     return true;
   }
-  const at::DataPtr& data = tensor.storage().data_ptr();
-  auto* root = static_cast<StorageImpl*>(data.get_context());
   // Locked: the last strong reference may go on another thread while this one compares.
-  const auto owner = c10::intrusive_ptr<StorageImpl>::reclaim(c10::raw::weak_intrusive_ptr::lock(root));
+  const auto owner =
+      c10::intrusive_ptr<StorageImpl>::reclaim(c10::raw::weak_intrusive_ptr::lock(root_of(tensor.storage())));
   // An owner that was resized to nothing lives on without the memory.
-  return owner.defined() && owner->_mutable_data_ptr_no_checks().get() == data.get();
+  return owner.defined() && owner->_mutable_data_ptr_no_checks().get() == tensor.storage().data_ptr().get();
+}
+
+bool owns(const at::Tensor& candidate, const at::Tensor& tensor) {
+  return is_weak_ref(tensor) && refusal(candidate) == nullptr &&
+         candidate.storage().unsafeGetStorageImpl() == root_of(tensor.storage());
 }
 
 bool disabled() {
@@ -94,7 +103,7 @@ c10::Storage Aliases::weak_storage(const c10::Storage& source) {
   }
   // mutable_data_ptr: a copy-on-write storage must own its bytes before anyone aliases them.
   const at::DataPtr& data = source.mutable_data_ptr();
-  StorageImpl* root = is_weak(source) ? static_cast<StorageImpl*>(data.get_context()) : source.unsafeGetStorageImpl();
+  StorageImpl* root = root_of(source);
   c10::raw::weak_intrusive_ptr::incref(root);
   // make_storage_impl, so that a PrivateUse1 backend gets its own StorageImpl.
   c10::Storage weak(c10::make_storage_impl(StorageImpl::use_byte_size_t(),

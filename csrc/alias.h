@@ -19,6 +19,9 @@ bool is_weak_ref(const at::Tensor& tensor);
 // is its own owner.
 bool owner_alive(const at::Tensor& tensor);
 
+// Whether `candidate` is over the storage that the weak ref `tensor` was made from.
+bool owns(const at::Tensor& candidate, const at::Tensor& tensor);
+
 // WEAKREF_EXT_DISABLE=1, read once; warns at the first call that it takes effect in. Weak refs are then the tensors
 // themselves, so that a run with and without them can be compared.
 bool disabled();

@@ -85,14 +85,32 @@ PyObject* weak_ref_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize
   END_HANDLE_TH_ERRORS
 }
 
+bool is_tensor(PyObject* object) {
+  if (weakref_ext::is_tensor_type(Py_TYPE(object))) {
+    return true;
+  }
+  PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %R", Py_TYPE(object));
+  return false;
+}
+
 using Query = bool (*)(const at::Tensor&);
 
 template <Query query> PyObject* ask(PyObject* /*module*/, PyObject* tensor) {
   HANDLE_TH_ERRORS
-  if (!weakref_ext::is_tensor_type(Py_TYPE(tensor))) {
-    return PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %R", Py_TYPE(tensor));
+  if (!is_tensor(tensor)) {
+    return nullptr;
   }
   return PyBool_FromLong(query(THPVariable_Unpack(tensor)));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* owns(PyObject* /*module*/, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *candidate = nullptr, *tensor = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &candidate, &tensor) || !is_tensor(candidate) || !is_tensor(tensor)) {
+    return nullptr;
+  }
+  return PyBool_FromLong(weakref_ext::owns(THPVariable_Unpack(candidate), THPVariable_Unpack(tensor)));
   END_HANDLE_TH_ERRORS
 }
 
@@ -195,6 +213,7 @@ PyMethodDef methods[] = {
     {"is_weak_ref", ask<weakref_ext::is_weak_ref>, METH_O, is_weak_ref_doc},
     {"owner_alive", ask<weakref_ext::owner_alive>, METH_O, owner_alive_doc},
     {"describe", describe, METH_O, describe_doc},
+    {"owns", owns, METH_VARARGS, nullptr},
     {"leaves", leaves, METH_VARARGS, nullptr},
     {"map_tensors", map_tensors, METH_VARARGS, nullptr},
     {"register_type", register_type, METH_VARARGS, nullptr},

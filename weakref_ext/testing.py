@@ -53,16 +53,11 @@ def assert_released(weak: Any, *, passthrough: tuple[type, ...] = ()) -> None:
 def _holders(tensor: torch.Tensor) -> str:
     if not _C.is_weak_ref(tensor):
         return "it owns its memory itself"
-    base = tensor.untyped_storage().data_ptr()
+    objects = gc.get_objects()
     owners = [
-        candidate
-        for candidate in gc.get_objects()
-        if issubclass(type(candidate), torch.Tensor)
-        and candidate.layout is torch.strided
-        and not _C.is_weak_ref(candidate)
-        and candidate.device == tensor.device
-        and candidate.untyped_storage().data_ptr() == base
+        candidate for candidate in objects if issubclass(type(candidate), torch.Tensor) and _C.owns(candidate, tensor)
     ]
+    del objects
     names = [f"a {type(owner).__name__} {tuple(owner.shape)} held by {_referrers(owner, owners)}" for owner in owners]
     return "; ".join(names) or "owned from C++ (autograd, another thread, a storage)"
 

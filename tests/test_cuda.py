@@ -1,5 +1,9 @@
 """On a GPU: inside captures, through replays, in the allocator, on two devices."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from helpers import geometry
@@ -130,3 +134,97 @@ def test_two_devices_keep_their_index(weaken):
             flat = [weak[0], *weak[1]]
             assert [t.device for t in flat] == [t.device for t in sources]
             assert all(torch.equal(a, b) for a, b in zip(flat, sources, strict=True))
+
+
+class TestPool:
+    """weak_ref_tensors(pool=...): weak only what the graph pool owns, by the allocator's own books."""
+
+    @staticmethod
+    def capture(body):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = body(graph.pool())
+        return graph, result
+
+    def test_only_the_pool_s_memory_becomes_weak(self):
+        static = torch.ones(1024, device="cuda")
+        host = torch.ones(2)
+        eager = torch.ones(MIB, device="cuda")
+
+        def body(pool):
+            made = static * 2
+            out = (made, [static, host, eager[5:]], {"view": made[3:], "empty": made.new_empty(0)})
+            return made.data_ptr(), weakref_ext.weak_ref_tensors(out, pool=pool)
+
+        graph, (address, weak) = self.capture(body)
+        assert [weakref_ext.is_weak_ref(t) for t in (weak[0], weak[2]["view"], weak[2]["empty"])] == [True] * 3
+        assert weak[0].data_ptr() == address
+        assert weak[1][0] is static
+        assert weak[1][1] is host
+        assert not weakref_ext.is_weak_ref(weak[1][2])
+        graph.replay()
+        assert torch.equal(weak[2]["view"], (static * 2)[3:])
+
+    def test_another_pool_s_memory_stays_strong(self):
+        x = torch.ones(64, device="cuda")
+        other, theirs = self.capture(lambda pool: x * 3)
+        graph, weak = self.capture(lambda pool: weakref_ext.weak_ref_tensors((x * 2, theirs), pool=pool))
+        assert weakref_ext.is_weak_ref(weak[0])
+        assert weak[1] is theirs
+        del other, graph
+
+    def test_outside_can_be_refused_with_path_and_reason(self):
+        x = torch.ones(64, device="cuda")
+
+        def body(pool):
+            with pytest.raises(ValueError, match=r"^out\[1\]\[0\] is outside the graph pool: its memory, on cpu,"):
+                weakref_ext.weak_ref_tensors((x * 2, [torch.ones(1)]), pool=pool, outside="raise")
+            with pytest.raises(ValueError, match=r"^out is outside the graph pool: its memory, on cuda:0"):
+                weakref_ext.weak_ref_tensors(x, pool=pool, outside="raise")
+            return weakref_ext.weak_ref_tensors(x * 5, pool=pool, outside="raise")
+
+        graph, weak = self.capture(body)
+        graph.replay()
+        assert torch.equal(weak, x * 5)
+
+    def test_a_freed_block_of_the_pool_is_still_the_pool_s(self):
+        x = torch.ones(64, device="cuda")
+
+        def body(pool):
+            weak = weakref_ext.weak_ref_tensors(x * 2)
+            return weakref_ext.weak_ref_tensors(weak, pool=pool, outside="raise")
+
+        graph, weak = self.capture(body)
+        graph.replay()
+        assert torch.equal(weak, x * 2)
+
+    def test_an_unknown_pool_owns_nothing(self):
+        x = torch.ones(4, device="cuda")
+        assert weakref_ext.weak_ref_tensors(x, pool=torch.cuda.graph_pool_handle()) is x
+
+    @pytest.mark.parametrize("pool", [3, (1,), ("a", "b"), "pool"])
+    def test_something_else_is_no_pool(self, pool):
+        with pytest.raises(TypeError, match="must be a graph pool handle"):
+            weakref_ext.weak_ref_tensors(torch.ones(1), pool=pool)
+
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [("expandable_segments:True", "weak"), ("backend:cudaMallocAsync", "NotImplementedError")],
+    )
+    def test_other_allocators_work_or_are_refused(self, config, expected):
+        code = """
+import torch, weakref_ext
+x = torch.ones(4096, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x * 2
+    try:
+        kept = weakref_ext.weak_ref_tensors([y, x], pool=graph.pool())
+        print("weak" if weakref_ext.is_weak_ref(kept[0]) and kept[1] is x else "wrong")
+    except NotImplementedError as error:
+        assert "cudaMallocAsync" in str(error)
+        print("NotImplementedError")
+"""
+        env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": config}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+        assert done.stdout.strip() == expected, done.stderr

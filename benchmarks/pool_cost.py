@@ -1,0 +1,35 @@
+"""What does asking the graph pool cost? ``weak_ref_tensors(out, pool=...)`` in a capture, by blocks in the process.
+
+``python -m benchmarks.pool_cost`` (needs a GPU)
+"""
+
+import torch
+
+import weakref_ext
+
+from ._harness import compare, save, table
+
+
+def main() -> None:
+    x = torch.randn(16, 64, device="cuda")
+    results = {}
+    kept = []
+    for blocks in (0, 1000):
+        kept += [torch.empty(4 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(blocks)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = (x * 2, [x * 3, x * 4, x * 5])
+            pool = graph.pool()
+            calls = {
+                "every tensor": lambda out=out: weakref_ext.weak_ref_tensors(out),
+                "the pool's": lambda out=out, pool=pool: weakref_ext.weak_ref_tensors(out, pool=pool),
+                "memory_snapshot(pool)": lambda pool=pool: torch.cuda.memory_snapshot(pool),
+            }
+            results[f"{blocks} other live blocks"] = compare(calls, rounds=9, round_s=0.01)
+    for name, rows in results.items():
+        print(table(name, rows, reference="every tensor"))
+    print("wrote", save("pool_cost", calls=results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: build, GPU tests without a skip, benchmarks and the demo to JSON, compute-sanitizer.
+# Usage: scripts/gpu_check.sh [STEP...]   steps: build tests bench sanitize; none: all. Results go to $OUT, or where the
+# repository keeps them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+OUT=${OUT:-benchmarks/results}
+VENV=${VENV:-.venv}
+export WEAKREF_EXT_WERROR=1 WEAKREF_EXT_CUDA=1 WEAKREF_EXT_REQUIRE_CUDA=1 PYTHONUNBUFFERED=1
+
+build() {
+  make --no-print-directory VENV="$VENV" "$VENV/tested"
+  "$VENV/bin/python" -m weakref_ext info
+}
+
+tests() {
+  "$VENV/bin/python" -m pytest -m cuda -p no:cacheprovider
+}
+
+bench() {
+  "$VENV/bin/python" -m weakref_ext demo --json "$OUT/demo_gpu.json"
+  "$VENV/bin/python" -m benchmarks.walk
+  "$VENV/bin/python" -m benchmarks.pool_cost
+  [ "$OUT" = benchmarks/results ] || cp benchmarks/results/*_gpu.json "$OUT"
+}
+
+sanitize() { # without the caching allocator every block is the driver's own, so an access past it is seen
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 --target-processes all \
+    "$VENV/bin/python" -m pytest -p no:cacheprovider tests/test_cuda.py -k "geometry or dtype or no_synchronization" \
+    | tee "$OUT/memcheck.txt" | tail -n 4
+}
+
+for step in "${@:-build tests bench sanitize}"; do
+  for name in $step; do
+    echo "== $name"
+    "$name"
+  done
+done

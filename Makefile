@@ -15,8 +15,8 @@ lint: $(VENV)/linted
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 	$(VENV)/bin/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h $(wildcard csrc/cuda/*)
 
-$(VENV)/created: scripts/venv.py
-	$(PYTHON) scripts/venv.py $(VENV) $(TORCH)
+$(VENV)/created: scripts/make_venv.py
+	$(PYTHON) scripts/make_venv.py $(VENV) $(TORCH)
 	touch $@
 
 $(VENV)/built: $(VENV)/created setup.py pyproject.toml $(wildcard csrc/* csrc/cuda/*)

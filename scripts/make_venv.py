@@ -1,6 +1,6 @@
 """Creates .venv with a fitting torch: over the packages of the running Python if it has one, else installed.
 
-Usage: python3 scripts/venv.py DIR [TORCH_REQUIREMENT]
+Usage: python3 scripts/make_venv.py DIR [TORCH_REQUIREMENT]
 """
 
 import importlib.util

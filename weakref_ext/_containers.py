@@ -79,16 +79,20 @@ def _resolve(cls: type) -> str | Pair | None:
     if node is not None:
         return _pytree_pair(node)
     if issubclass(cls, tuple):
-        if _pytree.is_namedtuple_class(cls):
+        fields = getattr(cls, "_fields", None)
+        if isinstance(fields, tuple) and all(isinstance(name, str) for name in fields):
             return "namedtuple"
-        # structseq types with fields beyond the sequence (time.struct_time) could not be rebuilt from it
-        return "structseq" if _pytree.is_structseq_class(cls) and cls.n_fields == cls.n_sequence_fields else None  # type: ignore[attr-defined]
+        # One with fields beyond the sequence (time.struct_time) could not be rebuilt from it.
+        lengths = {getattr(cls, name, None) for name in ("n_fields", "n_sequence_fields")}
+        return "structseq" if cls.__mro__[1:] == (tuple, object) and len(lengths) == 1 and None not in lengths else None
     if issubclass(cls, list | dict):
         return None
     if issubclass(cls, torch.Tensor):
-        # a jagged tensor's offsets name its symbolic size: aliases of them would be another size
-        nested = issubclass(cls, torch.nested._internal.nested_tensor.NestedTensor)
-        return (_flatten_wrapper, _unflatten_wrapper) if hasattr(cls, "__tensor_flatten__") and not nested else None
+        from torch.nested._internal.nested_tensor import NestedTensor
+
+        # A jagged tensor's offsets name its symbolic size: with aliases of them it would be another size.
+        wrapper = hasattr(cls, "__tensor_flatten__") and not issubclass(cls, NestedTensor)
+        return (_flatten_wrapper, _unflatten_wrapper) if wrapper else None
     if dataclasses.is_dataclass(cls):
         return _flatten_dataclass, _unflatten_dataclass
     return None

@@ -1,9 +1,10 @@
 """The layer name that comes with the package."""
 
 from torch._library import opaque_object
+from torch._opaque_base import OpaqueBase
 
 
-class LayerName:
+class LayerName(OpaqueBase):
     """A layer's name as an opaque value: passes through :func:`weak_ref_tensors` and torch.compile unchanged.
 
     A compiled graph that takes a plain ``str`` bakes it in and recompiles for every layer. A hoisted opaque value type

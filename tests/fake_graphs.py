@@ -114,7 +114,7 @@ class FakeBackend:
         self.active = None
         graph.__exit__(None, None, None)
 
-    def end(self, graph):
+    def end(self, graph, *, may_be_empty=False):
         self._stop(graph)
         self._step("end")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -76,8 +77,11 @@ class Cuda:
             raise
         return graph
 
-    def end(self, graph: torch.cuda.CUDAGraph) -> None:
-        graph.capture_end()
+    def end(self, graph: torch.cuda.CUDAGraph, *, may_be_empty: bool = False) -> None:
+        with warnings.catch_warnings():
+            if may_be_empty:  # nothing to run between two eager breaks
+                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            graph.capture_end()
 
     def abort(self, graph: torch.cuda.CUDAGraph) -> bool:
         """Leave a capture that is not wanted any more; False if CUDA had invalidated it: :meth:`heal` then."""

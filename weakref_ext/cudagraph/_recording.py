@@ -164,6 +164,7 @@ class Recording:
     grown: int = 0
     pool_usable: bool = True
     _graph: Any = None
+    _breakable: bool = False
     _reserved: int = 0
     _fill: Callable[[], None] | None = None
     _error: BaseException | None = None
@@ -175,6 +176,7 @@ class Recording:
         """
         run = Run(self.pool)
         if warm is not None:
+            self._breakable = True
             run.breaks = functools.partial(self._break, run, iter(warm))
         with running(run), self.backend.side_stream():
             try:
@@ -198,7 +200,7 @@ class Recording:
 
     def _end(self, run: Run) -> None:
         run.capturing = False
-        self.backend.end(self._graph)
+        self.backend.end(self._graph, may_be_empty=self._breakable)
         graph, self._graph = self._graph, None
         self.grown += self.backend.reserved() - self._reserved
         if self._fill is not None:

@@ -48,7 +48,7 @@ class Decoder:
 
 
 def bare(fn: Callable[..., Any], inputs: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-    """What a careful user writes: static inputs, a warm-up on a side stream, a capture, weak outputs, a first replay."""
+    """What a careful user writes: static inputs, warm-up on a side stream, capture, weak outputs, a first replay."""
     pool, kept, stream = torch.cuda.graph_pool_handle(), [], torch.cuda.Stream()
     for args in inputs:
         static = [torch.empty_like(arg).copy_(arg) for arg in args]

@@ -24,7 +24,7 @@ import weakref_ext
 from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-POOL_SIZES = (1, 2, 4, *range(8, 513, 8))
+POOL_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, there was a",

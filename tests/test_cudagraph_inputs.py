@@ -5,6 +5,7 @@ from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from weakref_ext import LayerName
 from weakref_ext.cudagraph._inputs import Call, StaticInputs, describe, difference
@@ -55,6 +56,16 @@ def test_keyword_arguments_and_pytree_nodes_have_paths():
     assert describe(signature(1, node=node)) == (
         "args[0]: 1, kwargs['node'].h: float32[4, 3] cpu, kwargs['node'].aux['a'][0]: float32[4, 3] cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((X, 1), {}), ((X,), {"b": 2.0, "a": "s"}), (([X],), {"a": None})], ids=str
+)
+def test_arguments_without_containers_are_flattened_as_by_pytree(args, kwargs):
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    call = Call.of(args, kwargs)
+    assert all(a is b for a, b in zip(call.leaves, leaves, strict=True))
+    assert call.signature.spec == spec
 
 
 def test_a_size_one_dimension_with_another_stride_is_the_same_layout():

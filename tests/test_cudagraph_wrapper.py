@@ -171,6 +171,12 @@ def test_outputs_fed_back_crosswise_are_read_before_they_are_overwritten(fake):
     assert wrapped(b, a)[2].tolist() == [-1, -1]
 
 
+def test_outputs_fed_back_crosswise_to_a_new_capture_are_read_before_the_warm_up(fake):
+    wrapped = CUDAGraphWrapper(lambda a, b, n=0: (a, b, a - b))
+    a, b, _ = wrapped(torch.ones(2), torch.zeros(2))
+    assert wrapped(b, a, 1)[2].tolist() == [-1, -1]
+
+
 def test_fixed_addresses_are_checked(fake):
     x = torch.ones(2)
     wrapped = CUDAGraphWrapper(lambda x: x * 2, copy_inputs=False)

@@ -100,18 +100,18 @@ class Cuda:
         ``capture_end`` raises before it tells the allocator (which then no longer empties its cache) and the random
         number generators (which then refuse to run eagerly). A capture that succeeds resets the generators.
         """
-        device = torch.cuda.current_device()
-        for reusable in (True, False):
-            with contextlib.suppress(RuntimeError):  # torch told the allocator by itself
-                torch._C._cuda_endAllocateToPool(device, pool)
-            try:
-                self.keep_alive(pool if reusable else None)
-            except RuntimeError:
-                if not reusable:
-                    raise
-            else:
-                return reusable
-        raise AssertionError("unreachable")
+        self._end_allocation(pool)
+        try:
+            self.keep_alive(pool)
+        except RuntimeError:
+            self._end_allocation(pool)
+            self.keep_alive(None)
+            return False
+        return True
+
+    def _end_allocation(self, pool: Pool) -> None:
+        with contextlib.suppress(RuntimeError):  # where torch has done it
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
 
     def keep_alive(self, pool: Pool | None) -> torch.cuda.CUDAGraph:
         """A graph that keeps the pool while no other graph uses it, and takes no memory from it.

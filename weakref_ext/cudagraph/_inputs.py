@@ -1,6 +1,7 @@
 """A call's arguments: their signature, what differs between two of them, and the static buffers that a graph reads."""
 
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -62,6 +63,22 @@ def paths(spec: pytree.TreeSpec, roots: Sequence[str] = ("args", "kwargs")) -> l
     return [roots[cast(Any, path[0]).idx] + pytree.keystr(path[1:]) for path, _ in found]
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str})
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_spec(args: int, names: tuple[str, ...]) -> pytree.TreeSpec:
+    return pytree.tree_structure(((0,) * args, dict.fromkeys(names, 0)))
+
+
+def _flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    """``pytree.tree_flatten((args, kwargs))``, faster where no argument is a container."""
+    leaves = [*args, *kwargs.values()]
+    if all(type(leaf) in _PLAIN for leaf in leaves):
+        return leaves, _plain_spec(len(args), tuple(kwargs))
+    return pytree.tree_flatten((args, kwargs))
+
+
 @dataclass(slots=True)
 class Call:
     """One call's arguments, taken apart: ``tensors`` stand at ``positions`` among ``leaves``."""
@@ -73,7 +90,7 @@ class Call:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Call":
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = _flatten(args, kwargs)
         positions: list[int] = []
         tensors: list[torch.Tensor] = []
         described: list[object] = []
@@ -93,6 +110,24 @@ class Call:
         for position, tensor in zip(self.positions, tensors, strict=True):
             leaves[position] = tensor
         return cast(tuple[tuple[Any, ...], dict[str, Any]], pytree.tree_unflatten(leaves, self.signature.spec))
+
+    def require_device(self, device_type: str) -> None:
+        """Raise ValueError for a tensor that kernels cannot read."""
+        for i, tensor in zip(self.positions, self.tensors, strict=True):
+            if tensor.device.type != device_type:
+                raise ValueError(
+                    f"{paths(self.signature.spec)[i]} is a {tensor.device} tensor: a graph would keep the values that "
+                    "it has now. Move it to the device, or pass a plain number."
+                )
+
+    def require_addresses(self, captured: Sequence[torch.Tensor]) -> None:
+        """Raise ValueError for a tensor that is not where the capture's was."""
+        for i, given, tensor in zip(self.positions, self.tensors, captured, strict=True):
+            if given.data_ptr() != tensor.data_ptr():
+                raise ValueError(
+                    f"{paths(self.signature.spec)[i]} is at address {given.data_ptr():#x}, was at "
+                    f"{tensor.data_ptr():#x}: with copy_inputs=False every call passes the tensors of the capture"
+                )
 
 
 def show(leaf: object) -> str:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import weakref_ext
 
 from . import _backend
-from ._inputs import Call, Signature, StaticInputs, describe, difference, paths
+from ._inputs import Call, Signature, StaticInputs, describe, difference
 from ._outputs import EntryReport, buffers_of, into, output_bytes, own
 from ._recording import Recording, Run, Step, refuse_nesting, running
 
@@ -29,6 +29,7 @@ _one_capture = threading.RLock()  # torch captures one graph at a time in a proc
 @dataclass(eq=False)
 class _Entry:
     signature: Signature
+    pool: _backend.Pool
     inputs: list[torch.Tensor]
     steps: list[Step]
     out: Any
@@ -208,20 +209,15 @@ class CUDAGraphWrapper:
     def _check(self, key: Hashable, entry: _Entry, call: Call) -> None:
         self._raise_if_different(key, entry.signature, call)
         if not self._copy_inputs:
-            for i, static, given in zip(call.positions, entry.inputs, call.tensors, strict=True):
-                if static.data_ptr() != given.data_ptr():
-                    raise ValueError(
-                        f"{paths(call.signature.spec)[i]} is at address {given.data_ptr():#x}, was at "
-                        f"{static.data_ptr():#x}: with copy_inputs=False every call passes the tensors of the capture"
-                    )
+            call.require_addresses(entry.inputs)
 
-    def _fill(self, inputs: list[torch.Tensor], call: Call) -> None:
+    def _fill(self, inputs: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         if self._copy_inputs and inputs:
-            torch._foreach_copy_(inputs, self._static.sources(call.tensors))
+            torch._foreach_copy_(inputs, sources)
 
     def _replay(self, entry: _Entry, call: Call) -> None:
-        refuse_nesting(self._pool)
-        self._fill(entry.inputs, call)
+        refuse_nesting(entry.pool)
+        self._fill(entry.inputs, self._static.sources(call.tensors))
         entry.steps[0].replay()
 
     def _capture(self, key: Hashable, call: Call) -> _Entry:
@@ -230,24 +226,20 @@ class CUDAGraphWrapper:
         refuse_nesting(self._pool)
         if self._backend.capturing():
             raise RuntimeError("Nested captures are not supported: the current stream is being captured")
-        for i, tensor in zip(call.positions, call.tensors, strict=True):
-            if tensor.device.type != self._backend.device_type:
-                raise ValueError(
-                    f"{paths(call.signature.spec)[i]} is a {tensor.device} tensor: a graph would keep the values that "
-                    "it has now. Move it to the device, or pass a plain number."
-                )
+        call.require_device(self._backend.device_type)
         with _one_capture:
             if self._keeper is None:
                 self._keeper = self._backend.keep_alive(self.pool)
-            inputs = self._static.bind(call) if self._copy_inputs else list(call.tensors)
-            self._fill(inputs, call)
+            inputs = self._static.bind(call) if self._copy_inputs else call.tensors
+            sources = self._static.sources(call.tensors)
+            self._fill(inputs, sources)
             args, kwargs = call.with_tensors(inputs)
             out, warm = self._warm_up(args, kwargs)
             finish: Callable[[Any], Any] = self._weaken
             if self.outputs == "strong":
                 finish = functools.partial(into, *buffers_of(out, self._backend.device_type), self._backend.device_type)
             del out
-            self._fill(inputs, call)  # the warm-up may have written to them
+            self._fill(inputs, sources)  # the warm-up may have written to them
             recording = Recording(self._backend, self.pool, self._mode)
             try:
                 out = recording.record(lambda: self.fn(*args, **kwargs), finish, warm if self._breakable else None)
@@ -255,7 +247,7 @@ class CUDAGraphWrapper:
                 if not recording.pool_usable:
                     self._change_pool()
                 raise
-            entry = _Entry(call.signature, inputs, recording.steps, out, recording.grown)
+            entry = _Entry(call.signature, self.pool, inputs, recording.steps, out, recording.grown)
             self._entries[key] = entry
             return entry
 
@@ -301,7 +293,7 @@ class BreakableCUDAGraphWrapper(CUDAGraphWrapper):
     _breakable = True
 
     def _replay(self, entry: _Entry, call: Call) -> None:
-        with running(Run(self._pool)):
-            self._fill(entry.inputs, call)
+        with running(Run(entry.pool)):
+            self._fill(entry.inputs, self._static.sources(call.tensors))
             for step in entry.steps:
                 step.replay()

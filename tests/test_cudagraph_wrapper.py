@@ -193,10 +193,12 @@ def test_a_cpu_tensor_among_the_arguments_is_refused(fake):
         CUDAGraphWrapper(lambda x, y: x)(torch.ones(1, device="meta"), torch.tensor(1))
 
 
-def test_a_source_that_requires_grad_leaves_the_buffers_out_of_its_graph(fake):
-    wrapped = CUDAGraphWrapper(lambda x: x * 2)
+def test_a_source_that_requires_grad_leaves_the_static_inputs_out_of_its_graph(fake):
+    seen = []
+    wrapped = CUDAGraphWrapper(lambda x: seen.append(x) or x * 2)
     for _ in range(2):
-        assert not wrapped(torch.ones(2, requires_grad=True)).requires_grad
+        wrapped(torch.ones(2, requires_grad=True) * 1)
+    assert not any(x.requires_grad for x in seen)
 
 
 # Sizes

@@ -1,14 +1,17 @@
 """CUDAGraphWrapper on the CPU: pass-through, and its logic over recorded operators in place of CUDA graphs."""
 
+import contextlib
+import gc
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
 from fake_graphs import RUBBISH, FakeBackend
 
 from weakref_ext import is_weak_ref
-from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, eager_break
 
 BOTH = pytest.mark.parametrize("wrapper", [CUDAGraphWrapper, BreakableCUDAGraphWrapper])
 
@@ -245,6 +248,35 @@ def test_clear_forgets_everything_and_takes_a_new_pool(fake):
     assert wrapped.pool != before
     assert "synchronize" in fake.log
     assert values(wrapped(torch.ones(1))) == values(model(torch.ones(1)))
+
+
+@BOTH
+@pytest.mark.parametrize("fails", [False, True])
+def test_graphs_go_with_the_last_reference_and_not_at_a_collection(fake, monkeypatch, wrapper, fails):
+    graphs, begin = [], fake.begin
+
+    def noted(pool, mode):
+        graph = begin(pool, mode)
+        graphs.append(weakref.ref(graph))
+        return graph
+
+    @eager_break
+    def broken(x):
+        if fails:
+            raise KeyError("mine")
+        return x * 2
+
+    monkeypatch.setattr(fake, "begin", noted)
+    wrapped = wrapper(lambda x: broken(x + 1) + 1, warmup=0)
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyError):
+            wrapped(torch.ones(2))
+        wrapped.clear()
+        assert graphs
+        assert [graph() for graph in graphs] == [None] * len(graphs)
+    finally:
+        gc.enable()
 
 
 def test_a_pool_that_was_given_stays(fake):

@@ -10,7 +10,7 @@ in between would disturb that, and :class:`Run` refuses it.
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -144,7 +144,7 @@ class Break:
                 )
         self.fill(leaves)
 
-    def fill(self, leaves: list[Any]) -> None:
+    def fill(self, leaves: Sequence[Any] | Mapping[int, Any]) -> None:
         for i, buffer in self.buffers.items():
             buffer.copy_(leaves[i].detach())
 
@@ -192,6 +192,8 @@ class Recording:
                 run.capturing = False
                 self._abort()
                 raise
+            finally:
+                run.breaks = None  # it refers to the run: graphs go with their last reference, not at a collection
 
     def _begin(self, run: Run) -> None:
         self._reserved = self.backend.reserved()
@@ -211,7 +213,7 @@ class Recording:
 
     def _abort(self) -> None:
         self.steps.clear()
-        self._fill = None
+        self._fill = self._error = None
         graph, self._graph = self._graph, None
         if graph is not None and not self.backend.abort(graph):
             self.pool_usable = self.backend.heal(self.pool)
@@ -266,5 +268,5 @@ class Recording:
             buffers=dict(zip(made, weak, strict=True)),
         )
         self.steps.append(step)
-        self._fill = functools.partial(step.fill, results)
+        self._fill = functools.partial(step.fill, {i: results[i] for i in copied})
         return pytree.tree_unflatten(handed, returned.spec)

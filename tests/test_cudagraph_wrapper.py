@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -72,8 +73,8 @@ def test_enabled_without_cuda_says_so():
 
 
 def test_construction_and_import_do_no_cuda_work():
-    CUDAGraphWrapper(model)
-    assert torch.cuda.is_initialized() is False
+    code = "import torch, weakref_ext.cudagraph as c; c.CUDAGraphWrapper(len); assert not torch.cuda.is_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ bench() {
   "$VENV/bin/python" -m weakref_ext demo --json "$OUT/demo_gpu.json"
   "$VENV/bin/python" -m benchmarks.walk
   "$VENV/bin/python" -m benchmarks.pool_cost
+  "$VENV/bin/python" -m benchmarks.wrappers --json "$OUT/wrappers_gpu.json"
   [ "$OUT" = benchmarks/results ] || cp benchmarks/results/*_gpu.json "$OUT"
 }
 

@@ -1,6 +1,6 @@
 """What a CUDAGraphWrapper costs beside bare torch.cuda.graph: pool, time to capture, time per call. Needs a GPU.
 
-    python -m benchmarks.bench_wrappers --json benchmarks/results/wrappers.json
+    python -m benchmarks.wrappers --json benchmarks/results/wrappers.json
 
 Exits with 1 where the wrapper's pool is more than 2 MiB above the floor or a capture more than 2 % slower.
 """

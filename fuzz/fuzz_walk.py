@@ -43,7 +43,7 @@ class ListSubclass(list):  # type: ignore[type-arg]
 REFUSED = [None, 1.5, "s", b"b", object(), {1}, ListSubclass(), torch.eye(2).to_sparse(), object]
 LAYER = LayerName("layer")
 MAX_LEVELS = 1000  # of containers
-MAX_SIZE = 3000  # leaves: shared containers grow exponentially
+MAX_SIZE = 300  # leaves: shared containers grow exponentially
 SHOWN = 20  # levels that a path in an error shows
 
 
@@ -51,17 +51,28 @@ class Refused(Exception):
     pass
 
 
-def reference(value: Any, path: tuple[int, ...] = ()) -> Any:
-    """The walk in ten lines: the structure rebuilt with the tensors themselves, or where it is refused."""
+def reference(value: Any, path: Any = None, depth: int = 0) -> Any:
+    """The walk in ten lines: the structure rebuilt with the tensors themselves, or the path of what is refused."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value
     if isinstance(value, int) or type(value) is LayerName:
         return value
     if type(value) not in (list, tuple):
         raise Refused(path)
-    if len(path) >= MAX_LEVELS:
+    if depth >= MAX_LEVELS:
         raise RecursionError
-    return type(value)([reference(item, (*path, i)) for i, item in enumerate(value)])
+    return type(value)([reference(item, (path, i), depth + 1) for i, item in enumerate(value)])
+
+
+def written(path: Any) -> str:
+    """The end of `path`, as errors show it."""
+    text = ""
+    for _ in range(SHOWN):
+        if path is None:
+            return "out" + text
+        path, i = path
+        text = f"[{i}]{text}"
+    return ("out" if path is None else "out[...]") + text
 
 
 def check(out: Any, expected: Any, aliases: dict[int, torch.Tensor]) -> None:
@@ -138,9 +149,9 @@ def build(data: bytes) -> tuple[Any, list[list[Any]], bool]:
         elif op == 6:
             if arg < 16:
                 stack.append((REFUSED[arg % len(REFUSED)], 1))
-            elif arg < 24 and stack:  # deep, and beyond the limit
+            elif arg < 24 and stack:  # deep, up to beyond the limit
                 value, size = stack.pop()
-                for level in range((arg - 15) * 150):
+                for level in range(MAX_LEVELS + 1 if arg == 23 else arg):
                     value = [value] if level % 2 else (value,)
                 stack.append((value, size))
             elif lists:  # contains itself
@@ -181,10 +192,9 @@ def run(data: bytes) -> None:
     except (ValueError, RuntimeError) as error:  # RecursionError is a RuntimeError
         gc.set_threshold(0)
         if isinstance(expected, Refused):
-            path = expected.args[0]
-            where = "out" + "".join(f"[{i}]" for i in path)
+            where = written(expected.args[0])
             assert isinstance(error, ValueError), error
-            assert len(path) > SHOWN or f" at {where}" in str(error), (where, error)
+            assert f" at {where}" in str(error), (where, error)
         else:
             assert armed or isinstance(expected, RecursionError), error
     else:

@@ -147,16 +147,17 @@ def build(data: bytes) -> tuple[Any, list[list[Any]], bool]:
         elif op == 5 and made:
             stack.append(made[arg % len(made)])
         elif op == 6:
-            if arg < 16:
+            if arg < 24:
                 stack.append((REFUSED[arg % len(REFUSED)], 1))
-            elif arg < 24 and stack:  # deep, up to beyond the limit
+            elif arg < 30 and stack:  # deep, up to beyond the limit
                 value, size = stack.pop()
-                for level in range(MAX_LEVELS + 1 if arg == 23 else arg):
+                levels = MAX_LEVELS + 1 if arg == 29 else arg
+                for level in range(levels):
                     value = [value] if level % 2 else (value,)
-                stack.append((value, size))
-            elif lists:  # contains itself
+                stack.append((value, size + levels))
+            elif lists:  # contains itself, in front: the walk must not go through all the rest at every level
                 target = lists[arg % len(lists)]
-                target.append(target)
+                target.insert(0, target)
         elif op == 7 and lists:
             Bomb(lists[arg % len(lists)], arg // 4)
             armed = True

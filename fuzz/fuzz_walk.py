@@ -89,9 +89,9 @@ def check(out: Any, expected: Any, aliases: dict[int, torch.Tensor]) -> None:
     assert weakref_ext.is_weak_ref(out)
     assert aliases.setdefault(id(expected), out) is out, "one tensor gave two aliases"
     assert out.data_ptr() == expected.data_ptr()
-    assert out.shape == expected.shape and out.stride() == expected.stride()
+    assert (out.shape, out.stride()) == (expected.shape, expected.stride())
     assert out.storage_offset() == expected.storage_offset()
-    assert out.dtype is expected.dtype and out.is_conj() == expected.is_conj()
+    assert (out.dtype, out.is_conj()) == (expected.dtype, expected.is_conj())
     assert not out.requires_grad
 
 
@@ -189,20 +189,19 @@ def run(data: bytes) -> None:
             expected = error.with_traceback(None)
     gc.set_threshold(1)  # an allocation in the walk collects the garbage
     try:
-        out = walk(structure)
+        out, failure = walk(structure), None
     except (ValueError, RuntimeError) as error:  # RecursionError is a RuntimeError
-        gc.set_threshold(0)
-        if isinstance(expected, Refused):
-            where = written(expected.args[0])
-            assert isinstance(error, ValueError), error
-            assert f" at {where}" in str(error), (where, error)
-        else:
-            assert armed or isinstance(expected, RecursionError), error
-    else:
-        gc.set_threshold(0)
-        assert not isinstance(expected, Exception), expected
-        if not armed:
-            check(out, expected, {})
+        out, failure = None, error.with_traceback(None)
+    gc.set_threshold(0)
+    if isinstance(expected, Refused):
+        where = written(expected.args[0])
+        assert isinstance(failure, ValueError), failure
+        assert f" at {where}" in str(failure), (where, failure)
+    elif isinstance(expected, RecursionError):
+        assert isinstance(failure, RecursionError), failure
+    elif not armed:
+        assert failure is None, failure
+        check(out, expected, {})
     for made in lists:
         made.clear()  # a list that contains itself
 

@@ -1,14 +1,14 @@
 """The types that pass through the walk unchanged, and the layer name that comes with the package."""
 
 import torch
-from torch._library import opaque_object
 
+from . import _opaque
 from ._load import native
 
 _C = native()
 
 
-class LayerName:
+class LayerName(metaclass=_opaque.Meta):
     """A layer's name as an opaque value: passes through :func:`weak_ref_tensors` and torch.compile unchanged.
 
     A compiled graph that takes a plain ``str`` bakes it in and recompiles for every layer. A hoisted opaque value type
@@ -36,7 +36,7 @@ class LayerName:
         return repr(self), {"LayerName": LayerName}
 
 
-opaque_object.register_opaque_type(LayerName, typ="value", hoist=True)
+_opaque.register_hoisted(LayerName)
 
 
 def register_passthrough(*types: type) -> None:
@@ -56,7 +56,7 @@ def register_passthrough(*types: type) -> None:
         _C.register_passthrough(kind)
 
 
-_C.set_resolver(opaque_object.is_opaque_value_type)
+_C.set_resolver(_opaque.is_value_type)
 register_passthrough(LayerName)
 
 

@@ -1,5 +1,7 @@
 """Builds and tests weakref_ext against every torch release from 2.11 on, and prints the README's table.
 
+Then imports each build under the next release, which must be refused.
+
     python scripts/versions.py [VERSION...] [--envs build/versions] [--json results.json] [pytest options after --]
 
 Without versions: all that pip offers for this Python. Each gets a virtual environment of its own under --envs, kept for
@@ -10,8 +12,10 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +77,16 @@ def build_and_test(version: str, envs: Path, pytest_options: list[str]) -> dict[
     return result
 
 
+def refused_under(built: Path, running: Path) -> bool:
+    """Whether importing the build of one environment with the torch of another is the error that says what to do."""
+    package = next(built.glob("lib/python*/site-packages/weakref_ext"))
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(package, Path(folder) / "weakref_ext")
+        code = f"import sys; sys.path.insert(0, {folder!r}); import weakref_ext"
+        done = subprocess.run([running / "bin" / "python", "-P", "-c", code], capture_output=True, text=True)
+    return "Rebuild it against the running torch" in done.stderr
+
+
 def table(results: list[dict[str, object]]) -> str:
     rows = ["| torch | CUDA | Python | builds with -Werror, imports | tests |", "| --- | --- | --- | --- | --- |"]
     for result in results:
@@ -96,6 +110,10 @@ def main() -> int:
         build_and_test(version, options.envs.resolve(), pytest_options.split())
         for version in options.versions or offered()
     ]
+    envs = [options.envs.resolve() / str(result["torch"]).partition("+")[0] for result in results]
+    for result, built, running in zip(results, envs, envs[1:] + envs[:1], strict=True):
+        if "failed" not in result and built != running and not refused_under(built, running):
+            result["failed"] = f"imports under torch {running.name}"
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))

@@ -8,7 +8,7 @@ from ._load import native
 _C = native()
 
 
-class LayerName(metaclass=_opaque.Meta):
+class LayerName(metaclass=_opaque.Meta):  # type: ignore[metaclass]
     """A layer's name as an opaque value: passes through :func:`weak_ref_tensors` and torch.compile unchanged.
 
     A compiled graph that takes a plain ``str`` bakes it in and recompiles for every layer. A hoisted opaque value type

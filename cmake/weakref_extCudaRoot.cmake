@@ -1,5 +1,6 @@
-# find_package(Torch) of a CUDA build looks for the toolkit beside nvcc. Where the nvcc on PATH is a wrapper script in
-# another folder it finds nothing, so ask nvcc itself where it lives.
+# What find_package(Torch) of a CUDA build does not find by itself:
+# - the toolkit, where the nvcc on PATH is a wrapper script in another folder: ask nvcc where it lives;
+# - nvrtc, where the toolkit is a slim one: pip packages of torch bring it, in a folder beside torch.
 if(NOT CUDA_TOOLKIT_ROOT_DIR AND NOT DEFINED ENV{CUDA_HOME})
   find_program(WEAKREF_EXT_NVCC nvcc)
   mark_as_advanced(WEAKREF_EXT_NVCC)
@@ -11,4 +12,13 @@ if(NOT CUDA_TOOLKIT_ROOT_DIR AND NOT DEFINED ENV{CUDA_HOME})
       set(CMAKE_CUDA_COMPILER "${_root}/bin/nvcc" CACHE FILEPATH "CUDA compiler")
     endif()
   endif()
+endif()
+if(CUDA_TOOLKIT_ROOT_DIR AND NOT EXISTS ${CUDA_TOOLKIT_ROOT_DIR}/lib64/libnvrtc.so)
+  foreach(_prefix IN LISTS CMAKE_PREFIX_PATH)
+    file(GLOB _nvrtc ${_prefix}/../../../nvidia/*/lib/libnvrtc.so*)
+    if(_nvrtc)
+      list(GET _nvrtc 0 _nvrtc)
+      set(CUDA_nvrtc_LIBRARY ${_nvrtc} CACHE FILEPATH "nvrtc library")
+    endif()
+  endforeach()
 endif()

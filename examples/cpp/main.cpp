@@ -11,8 +11,8 @@
 #include <optional>
 
 #ifdef EXAMPLE_CUDA
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
@@ -87,7 +87,7 @@ int main() {
   through_the_cpp_api();
   through_the_dispatcher();
 #ifdef EXAMPLE_CUDA
-  if (at::cuda::is_available()) {
+  if (c10::cuda::device_count() > 0) {
     two_captures_share_one_pool();
     return 0;
   }

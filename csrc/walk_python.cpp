@@ -41,7 +41,12 @@ ska::flat_hash_map<PyTypeObject*, bool>& passthrough() {
   return *types;
 }
 
-PyObject* resolver = nullptr;
+bool passes(PyTypeObject* type) {
+  const TypesLock lock;
+  return passthrough().count(type) != 0;
+}
+
+PyObject* resolver = nullptr; // set once, at import
 
 class Walk {
  public:
@@ -126,7 +131,7 @@ class Walk {
     if (is_tensor_type(type)) {
       return tensor(in, at, references);
     }
-    if (passthrough().count(type) != 0 || resolve(type)) {
+    if (passes(type) || resolve(type)) {
       return THPObjectPtr(Py_NewRef(in));
     }
     if (!PyErr_Occurred()) {
@@ -191,6 +196,7 @@ PyObject* weak_ref_tensors(PyObject* out) {
 }
 
 void register_passthrough(PyTypeObject* type) {
+  const TypesLock lock;
   if (passthrough().emplace(type, true).second) {
     Py_INCREF(type);
   }

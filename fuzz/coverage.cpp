@@ -8,15 +8,19 @@ namespace {
 constexpr std::size_t kCounters = 1 << 14;
 }
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
+#define EXPORTED __attribute__((visibility("default")))
 
-EXPORTED std::uint8_t weakref_ext_counters[kCounters] = {};
-EXPORTED std::uintptr_t weakref_ext_pcs[2 * kCounters] = {}; // pairs of address and flags
-EXPORTED const std::size_t weakref_ext_counter_count = kCounters;
+extern "C" {
 
-extern "C" void __sanitizer_cov_trace_pc() {
+EXPORTED std::uint8_t weakref_ext_counters[kCounters];
+EXPORTED std::uintptr_t weakref_ext_pcs[2 * kCounters]; // pairs of address and flags
+EXPORTED extern const std::size_t weakref_ext_counter_count = kCounters;
+
+void __sanitizer_cov_trace_pc() {
   // Relative to this module, so that a counter means the same edge in every run.
   const auto edge = reinterpret_cast<std::uintptr_t>(__builtin_return_address(0)) -
                     reinterpret_cast<std::uintptr_t>(weakref_ext_counters);
   ++weakref_ext_counters[edge % kCounters];
 }
+
+} // extern "C"

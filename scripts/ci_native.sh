@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The C++ library: builds, tests, sanitizes and lints it. `PYTHON=... scripts/ci_native.sh [STEP...]`, by default every
-# step. PYTHON's torch is the LibTorch; asan, tsan and tidy are of the Python-free sources' C++ tests and of csrc.
+# step. PYTHON's torch is the LibTorch; tidy reads all of csrc, the others build the part without Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-steps=("${@:-library asan tsan tidy}")
+[ $# -gt 0 ] || set -- library asan tsan tidy
 jobs=${JOBS:-$(nproc)}
 torch=$("$python" -c 'import torch; print(torch.utils.cmake_prefix_path)')
 if [ ! -e /usr/include/gtest/gtest.h ]; then
@@ -56,8 +56,7 @@ PY
 }
 
 mkdir -p build
-# shellcheck disable=SC2068
-for step in ${steps[@]}; do
+for step in "$@"; do
   echo "== $step"
   SECONDS=0
   $step

@@ -5,7 +5,8 @@ Then imports each build under the next release, which must be refused.
     python scripts/versions.py [VERSION...] [--envs build/versions] [--json results.json] [pytest options after --]
 
 Without versions: all that pip offers for this Python. Each gets a virtual environment of its own under --envs, kept for
-the next run. A release that cannot be installed is a row of the table and no failure. Needs the network and, as most releases on PyPI are CUDA builds, some 6 GB of disk each. No GPU needed.
+the next run. A release that cannot be installed is a row of the table and no failure. Needs the network and, as most
+releases on PyPI are CUDA builds, some 6 GB of disk each. No GPU needed.
 """
 
 import argparse

@@ -94,20 +94,36 @@ void refuse_type(PyTypeObject* type, const Step* at) {
                path(at).c_str());
 }
 
+bool accept_key(PyObject* key, const Step* at) {
+  if (C10_LIKELY(!is_tensor_type(Py_TYPE(key)))) {
+    return true;
+  }
+  PyErr_Format(
+      PyExc_ValueError,
+      "Invalid type for tensors: %R as a dict key at %s: its memory would stay allocated; key the dict by int or "
+      "str.",
+      Py_TYPE(key),
+      path(at).c_str());
+  return false;
+}
+
 void changed_size(const Step* at) {
   PyErr_Format(PyExc_RuntimeError, "%s changed size during the walk", path(at).c_str());
 }
 
 Entry entry_of(PyTypeObject* type) {
-  const auto found = registry().find(type);
-  if (C10_LIKELY(found != registry().end())) {
-    return found->second;
+  {
+    const TypesLock lock;
+    const auto found = registry().find(type);
+    if (C10_LIKELY(found != registry().end())) {
+      return found->second;
+    }
   }
   THPObjectPtr answer(resolver == nullptr ? nullptr : PyObject_CallOneArg(resolver, reinterpret_cast<PyObject*>(type)));
   if (!answer || answer.get() == Py_None || !register_type(type, answer)) {
     return Entry{};
   }
-  return registry()[type];
+  return entry_of(type);
 }
 
 bool passes(PyTypeObject* type, PyObject* types) {
@@ -132,6 +148,7 @@ bool register_type(PyTypeObject* type, PyObject* answer) {
   Py_INCREF(type);
   Py_XINCREF(entry.flatten);
   Py_XINCREF(entry.unflatten);
+  const TypesLock lock;
   registry()[type] = entry;
   return true;
 }

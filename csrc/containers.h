@@ -47,6 +47,9 @@ struct Entry {
   PyObject* unflatten = nullptr; // unflatten(object, children, context) -> object of the same type
 };
 
+// False with a ValueError set for a dict key that is a tensor: keys stay as they are, and it would stay strong.
+bool accept_key(PyObject* key, const Step* at);
+
 // Sets the RuntimeError for a container that user code changed while it was traversed.
 void changed_size(const Step* at);
 
@@ -103,7 +106,7 @@ template <class Visit> bool each_of_dict(PyObject* dict, Kind kind, const Step* 
     THPObjectPtr items(PyMapping_Items(dict));
     for (Py_ssize_t i = 0; items && i < PyList_GET_SIZE(items.get()); ++i) {
       step.key = PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 0);
-      if (!visit(PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 1), step)) {
+      if (!accept_key(step.key, at) || !visit(PyTuple_GET_ITEM(PyList_GET_ITEM(items.get(), i), 1), step)) {
         return false;
       }
     }
@@ -114,7 +117,7 @@ template <class Visit> bool each_of_dict(PyObject* dict, Kind kind, const Step* 
   for (Py_ssize_t position = 0; PyDict_Next(dict, &position, &step.key, &value) != 0;) {
     const THPObjectPtr held_key = THPObjectPtr::dup(step.key);
     const THPObjectPtr held_value = THPObjectPtr::dup(value);
-    if (!visit(value, step)) {
+    if (!accept_key(step.key, at) || !visit(value, step)) {
       return false;
     }
     if (PyDict_GET_SIZE(dict) != size) {

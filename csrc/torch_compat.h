@@ -25,6 +25,27 @@ inline THPObjectPtr list_item(PyObject* list, Py_ssize_t i) {
 #endif
 }
 
+// Guards the tables of types where there is no GIL to do it. No Python code may run under it.
+class TypesLock {
+ public:
+#ifdef Py_GIL_DISABLED
+  TypesLock() {
+    PyMutex_Lock(&mutex_);
+  }
+  ~TypesLock() {
+    PyMutex_Unlock(&mutex_);
+  }
+  TypesLock(const TypesLock&) = delete;
+  TypesLock& operator=(const TypesLock&) = delete;
+
+ private:
+  static inline PyMutex mutex_ = {};
+#else
+  TypesLock() noexcept {
+  }
+#endif
+};
+
 // True for torch.Tensor and its subclasses, by type alone: torch's own check asks the metaclass, which runs user code.
 inline bool is_tensor_type(PyTypeObject* type) {
   return THPVariable_CheckTypeExact(type) || PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(THPVariableClass));

@@ -82,6 +82,10 @@ class Walk {
     c10::impl::GenericDict out(source.keyType(), source.valueType());
     out.reserve(source.size());
     for (const auto& item : source) {
+      TORCH_CHECK_VALUE(!item.key().isTensor(),
+                        "Invalid type for tensors: Tensor as a dict key at ",
+                        path(at),
+                        ": its memory would stay allocated; key the dict by int or str.");
       const Step step{at, c10::str(item.key())};
       out.insert(item.key(), visit(item.value(), &step, depth + 1));
     }

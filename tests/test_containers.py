@@ -191,6 +191,13 @@ def test_errors_carry_keys_and_field_names(weaken):
             weaken(out)
 
 
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_a_tensor_as_a_key_is_refused(kind, weaken):
+    """Keys stay as they are: it would stay strong."""
+    with pytest.raises(ValueError, match=r"<class 'torch.Tensor'> as a dict key at out\[0\]: its memory would stay"):
+        weaken([kind([(torch.ones(1), torch.ones(1))])])
+
+
 def test_errors_leave_every_reference(weaken):
     values = [torch.ones(1), object(), "key"]
     out = {"a": testing.Output(values[0], (values[0], {values[2]: values[1]}))}

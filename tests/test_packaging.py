@@ -54,12 +54,12 @@ def test_a_native_module_that_does_not_load_says_what_and_the_way_out(monkeypatc
         return real(name)
 
     monkeypatch.setattr(_load.importlib, "import_module", broken)
-    monkeypatch.setattr(_load, "build_facts", lambda: {"torch": "2.11.0", "cuda": "13.0", "python": "3.12.1"})
+    monkeypatch.setattr(_load, "build_facts", lambda: {"torch": torch.__version__, "cuda": "13.0", "python": "3.12.1"})
     with pytest.raises(ImportError) as error:
         _load.native()
     text = str(error.value)
     assert "undefined symbol: _ZN3c10" in text
-    assert f"torch: built with 2.11.0, running {torch.__version__}" in text
+    assert f"torch: built with {torch.__version__}, running {torch.__version__}" in text
     assert "cuda: built with 13.0" in text
     assert "python: built with 3.12.1" in text
     assert _load.REINSTALL in text

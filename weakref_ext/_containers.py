@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch._library import opaque_object
 from torch.utils import _pytree
 
-from . import _load
+from . import _load, _opaque
 from ._layer_name import LayerName
 
 _C = _load.native()
@@ -71,7 +70,7 @@ def _unflatten_wrapper(tensor: Any, children: tuple[Any, ...], context: Any) -> 
 
 def _resolve(cls: type) -> str | Pair | None:
     """What objects of exactly this type are: the name of a kind that C++ knows, a pair of functions, or None."""
-    if opaque_object.is_opaque_value_type(cls):
+    if _opaque.is_value_type(cls):
         return "passthrough"
     if issubclass(cls, torch.Size):
         return "size" if cls is torch.Size else None

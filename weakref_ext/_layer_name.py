@@ -1,10 +1,9 @@
 """The layer name that comes with the package."""
 
-from torch._library import opaque_object
-from torch._opaque_base import OpaqueBase
+from . import _opaque
 
 
-class LayerName(OpaqueBase):
+class LayerName(metaclass=_opaque.Meta):  # type: ignore[metaclass]
     """A layer's name as an opaque value: passes through :func:`weak_ref_tensors` and torch.compile unchanged.
 
     A compiled graph that takes a plain ``str`` bakes it in and recompiles for every layer. A hoisted opaque value type
@@ -32,4 +31,4 @@ class LayerName(OpaqueBase):
         return repr(self), {"LayerName": LayerName}
 
 
-opaque_object.register_opaque_type(LayerName, typ="value", hoist=True)
+_opaque.register_hoisted(LayerName)

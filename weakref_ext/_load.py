@@ -23,16 +23,26 @@ def running_facts() -> dict[str, Any]:
     return {"torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version()}
 
 
+def release(version: str) -> list[str]:
+    """Major and minor number: what torch keeps its C++ ABI within."""
+    return version.split(".")[:2]
+
+
 def native() -> ModuleType:
     """Return ``weakref_ext._C``.
 
     Raises:
         ImportError: with build and running torch, CUDA and Python, and the command that mends it.
     """
+    built, running = build_facts(), running_facts()
     try:
+        # Often it would load all the same, and read the fields of a tensor where another release had them.
+        if built and release(built["torch"]) != release(running["torch"]):
+            raise ImportError("it was built against another release of torch")
         return importlib.import_module("weakref_ext._C")
     except ImportError as error:
-        built, running = build_facts(), running_facts()
         rows = "".join(f"\n  {name}: built with {built.get(name)}, running {running[name]}" for name in running)
-        text = f"weakref_ext's native module cannot be loaded: {error}{rows}\nRebuild it: {REINSTALL}"
-        raise ImportError(text) from error
+        raise ImportError(
+            f"weakref_ext's native module cannot be loaded: {error}{rows}\n"
+            f"Rebuild it against the running torch: {REINSTALL}"
+        ) from error

@@ -16,10 +16,9 @@ def main() -> None:
     kept = []
     for blocks in (0, 1000):
         kept += [torch.empty(4 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(blocks)]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
             out = (x * 2, [x * 3, x * 4, x * 5])
-            pool = graph.pool()
             calls = {
                 "every tensor": lambda out=out: weakref_ext.weak_ref_tensors(out),
                 "the pool's": lambda out=out, pool=pool: weakref_ext.weak_ref_tensors(out, pool=pool),

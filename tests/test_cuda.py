@@ -141,9 +141,10 @@ class TestPool:
 
     @staticmethod
     def capture(body):
+        pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = body(graph.pool())
+        with torch.cuda.graph(graph, pool=pool):
+            result = body(pool)
         return graph, result
 
     def test_only_the_pool_s_memory_becomes_weak(self):
@@ -215,11 +216,12 @@ class TestPool:
         code = """
 import torch, weakref_ext
 x = torch.ones(4096, device="cuda")
+pool = torch.cuda.graph_pool_handle()
 graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
+with torch.cuda.graph(graph, pool=pool):
     y = x * 2
     try:
-        kept = weakref_ext.weak_ref_tensors([y, x], pool=graph.pool())
+        kept = weakref_ext.weak_ref_tensors([y, x], pool=pool)
         print("weak" if weakref_ext.is_weak_ref(kept[0]) and kept[1] is x else "wrong")
     except NotImplementedError as error:
         assert "cudaMallocAsync" in str(error)

@@ -86,7 +86,7 @@ class Cuda:
     def abort(self, graph: torch.cuda.CUDAGraph) -> bool:
         """Leave a capture that is not wanted any more; False if CUDA had invalidated it: :meth:`heal` then."""
         try:
-            graph.capture_end()
+            self.end(graph, may_be_empty=True)
         except RuntimeError:
             # torch's pinned-memory allocator may go on asking this graph which streams it captures
             self._failed.append(graph)

@@ -48,7 +48,7 @@ std::string text_of(PyObject* text) {
 std::string written(const Step& step) {
   switch (step.written) {
   case Step::Written::Index:
-    return c10::str("[", step.index, "]");
+    return "[" + std::to_string(step.index) + "]";
   case Step::Written::Key:
     return "[" + text_of(THPObjectPtr(PyObject_Repr(step.key)).get()) + "]";
   case Step::Written::Attribute:

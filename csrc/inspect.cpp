@@ -117,7 +117,7 @@ bool write(PyObject* in, const Step* at, int depth, std::string& text) {
   if (brackets[0] == '(' && !PyTuple_CheckExact(in)) {
     text += type_name;
   }
-  text += c10::str(brackets[0], count, ":", runs, brackets[1]);
+  text += brackets[0] + std::to_string(count) + ":" + runs + brackets[1];
   return done;
 }
 

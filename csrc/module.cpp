@@ -77,8 +77,9 @@ PyObject* weak_ref_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize
   }
   Options options;
   options.refuse_outside = strcmp(outside, "raise") == 0;
-  TORCH_CHECK_VALUE(
-      options.refuse_outside || strcmp(outside, "keep") == 0, "outside must be 'keep' or 'raise', got '", outside, "'");
+  if (!options.refuse_outside && strcmp(outside, "keep") != 0) {
+    return PyErr_Format(PyExc_ValueError, "outside must be 'keep' or 'raise', got '%s'", outside);
+  }
   parse_passthrough(passthrough, options.passthrough);
   parse_pool(pool, options);
   return weakref_ext::weak_ref_tensors(out, options);

@@ -20,8 +20,14 @@ struct Step {
   std::string key;
 };
 
+// Concatenated, not streamed, here and in every message: a compiler that links libstdc++'s streams into the library
+// statically gives them a locale of their own, which crashes.
 std::string path(const Step* step) {
-  return step == nullptr ? "out" : c10::str(path(step->parent), "[", step->key, "]");
+  return step == nullptr ? "out" : path(step->parent) + "[" + step->key + "]";
+}
+
+std::string written(const c10::IValue& key) {
+  return key.isString() ? "'" + key.toStringRef() + "'" : key.isInt() ? std::to_string(key.toInt()) : key.tagKind();
 }
 
 class Walk {
@@ -30,13 +36,13 @@ class Walk {
     if (in.isTensor()) {
       const at::Tensor& source = in.toTensor();
       const char* reason = refusal(source);
-      TORCH_CHECK_VALUE(reason == nullptr, "Invalid type for tensors: Tensor at ", path(at), ": ", reason, ".");
+      TORCH_CHECK_VALUE(reason == nullptr, "Invalid type for tensors: Tensor at " + path(at) + ": " + reason + ".");
       return aliases_.of(source, source.use_count() > 1);
     }
     if (in.isInt() || in.isBool()) {
       return in;
     }
-    TORCH_CHECK(depth < kMaxDepth, path(at), " is nested more than ", kMaxDepth, " levels deep");
+    TORCH_CHECK(depth < kMaxDepth, path(at) + " is nested more than " + std::to_string(kMaxDepth) + " levels deep");
     if (in.isTuple()) {
       return tuple(in, at, depth);
     }
@@ -46,12 +52,10 @@ class Walk {
     if (in.isGenericDict()) {
       return dict(in, at, depth);
     }
-    TORCH_CHECK_VALUE(false,
-                      "Invalid type for tensors: ",
-                      in.tagKind(),
-                      " at ",
-                      path(at),
-                      ". Supported are Tensor, List, Tuple, Dict, int and bool; take this value out of the structure.");
+    TORCH_CHECK_VALUE(
+        false,
+        "Invalid type for tensors: " + in.tagKind() + " at " + path(at) +
+            ". Supported are Tensor, List, Tuple, Dict, int and bool; take this value out of the structure.");
   }
 
  private:
@@ -83,10 +87,9 @@ class Walk {
     out.reserve(source.size());
     for (const auto& item : source) {
       TORCH_CHECK_VALUE(!item.key().isTensor(),
-                        "Invalid type for tensors: Tensor as a dict key at ",
-                        path(at),
-                        ": its memory would stay allocated; key the dict by int or str.");
-      const Step step{at, c10::str(item.key())};
+                        "Invalid type for tensors: Tensor as a dict key at " + path(at) +
+                            ": its memory would stay allocated; key the dict by int or str.");
+      const Step step{at, written(item.key())};
       out.insert(item.key(), visit(item.value(), &step, depth + 1));
     }
     return out;

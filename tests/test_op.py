@@ -163,7 +163,7 @@ def test_ivalue_dicts_keep_order():
     [
         (1.5, r"Double at out\."),
         ((torch.randn(1), (None,)), r"None at out\[1\]\[0\]\."),
-        ({"aux": "name"}, r"String at out\[aux\]\."),
+        ({"aux": "name"}, r"String at out\['aux'\]\."),
         (torch.eye(2).to_sparse(), r"Tensor at out: .*sparse"),
     ],
     ids=["float", "None", "str", "sparse"],

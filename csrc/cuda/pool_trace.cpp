@@ -25,9 +25,9 @@ std::function<bool(const c10::Storage&)> owned_by_pool(c10::MempoolId_t id) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
   TORCH_CHECK_NOT_IMPLEMENTED(
       allocator::name() == "native",
-      "weak_ref_tensors(pool=...) asks the native caching allocator which memory a pool owns; the ",
-      allocator::name(),
-      " backend does not keep that. Leave pool out, or unset PYTORCH_CUDA_ALLOC_CONF's backend.");
+      "weak_ref_tensors(pool=...) asks the native caching allocator which memory a pool owns; the " +
+          allocator::name() +
+          " backend does not keep that. Leave pool out, or take the backend out of PYTORCH_CUDA_ALLOC_CONF.");
   std::vector<Segment> segments;
   // A segment of an expandable pool is one mapped range here, like any other.
   for (const auto& info : allocator::snapshot(id, /*include_traces=*/false).segments) {

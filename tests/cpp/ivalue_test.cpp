@@ -141,7 +141,7 @@ TEST(IValues, EveryOtherKindIsRefusedWithItsPath) {
   expect_refused<c10::ValueError>(any_list({at::ones({2, 2}).to_sparse()}), "Tensor at out[0]: a tensor that is more");
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   dict.insert("aux", any_list({IValue()}));
-  expect_refused<c10::ValueError>(dict, "None at out[aux][0]");
+  expect_refused<c10::ValueError>(dict, "None at out['aux'][0]");
 }
 
 TEST(IValues, SharingIsKept) {

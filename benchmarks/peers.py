@@ -6,7 +6,9 @@ The modules that hold the weak ref functions are the released files. Around them
 """
 
 import ast
+import contextlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,8 +55,12 @@ def stub(name: str, **members: object) -> None:
 
 
 def vllm(release: str) -> ModuleType:
-    """``vllm.utils.torch_utils``, which imports anywhere, with the operator stood in where vLLM's library is absent."""
-    sys.path.insert(0, str(FOLDER / release))
+    """``vllm.utils.torch_utils``, which imports anywhere: an installed vLLM's with its operator, else that of .peers."""
+    if importlib.util.find_spec("vllm") is None:
+        sys.path.insert(0, str(FOLDER / release))
+    for library in ("vllm._C", "vllm._C_stable_libtorch"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
     if not hasattr(torch.ops._C, "weak_ref_tensor"):
         library = torch.library.Library("_C", "FRAGMENT")
         library.define("weak_ref_tensor(Tensor input) -> Tensor")
@@ -97,9 +103,7 @@ def megatron(make_weak_ref: Callable[..., object]) -> ModuleType:
     """``megatron.core.transformer.cuda_graphs`` cut down to its ``make_weakref``: the rest needs Triton to import."""
     name = "megatron.core.transformer.cuda_graphs"
     source = FOLDER.joinpath(MEGATRON, *name.split(".")).with_suffix(".py")
-    (function,) = [
-        node for node in ast.parse(source.read_text()).body if getattr(node, "name", None) == "make_weakref"
-    ]
+    (function,) = [node for node in ast.parse(source.read_text()).body if getattr(node, "name", None) == "make_weakref"]
     stub(name, torch=torch, HAVE_TE_GRAPHS=True, make_weak_ref=make_weak_ref)
     exec(compile(ast.Module([function], []), source, "exec"), vars(sys.modules[name]))
     return sys.modules[name]

@@ -34,7 +34,8 @@ def fetch(name: str, version: str) -> None:
         (wheel,) = Path(temporary).glob("*.whl")
         unpacked = Path(temporary) / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(unpacked, [member for member in archive.namelist() if member.endswith((".py", "METADATA"))])
+            sources = [member for member in archive.namelist() if member.endswith((".py", "METADATA"))]
+            archive.extractall(unpacked, sources)
         unpacked.rename(target)
     print(f"{target.name}: {sum(1 for _ in target.rglob('*.py'))} files")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
+import pytest
 import torch
 
 from benchmarks import peers
@@ -166,12 +167,8 @@ def the_top_of_a_structure_is_checked_as_in_vllm():
     from vllm.utils.torch_utils import weak_ref_tensors
 
     for value in (None, 3, "layer", object()):
-        try:
+        with pytest.raises(ValueError, match="Invalid type for tensors"):
             weak_ref_tensors(value)
-        except ValueError as error:
-            assert str(error).startswith("Invalid type for tensors")
-        else:
-            raise AssertionError(value)
 
 
 @case
@@ -222,6 +219,7 @@ def host_tensors_stay_strong():
 @case
 def an_empty_view_does_not_pin_its_storage():
     from vllm.utils.torch_utils import weak_ref_tensors
+
     from weakref_ext import owner_alive
 
     big = meta(1 << 20)
@@ -233,6 +231,7 @@ def an_empty_view_does_not_pin_its_storage():
 @case
 def unknown_vllm_is_left_untouched_with_one_warning():
     import vllm.utils.torch_utils as torch_utils
+
     from weakref_ext.integrations._patch import Patch
 
     plugin().uninstall()
@@ -242,7 +241,8 @@ def unknown_vllm_is_left_untouched_with_one_warning():
         patch.object(torch_utils, "weak_ref_tensors", lambda tensors, pool: tensors),
     ):
         start = len(records)
-        fresh = Patch("vLLM", "vllm.utils.torch_utils", plugin().log, plugin().weak_ref_tensor, plugin().weak_ref_tensors)
+        functions = (plugin().weak_ref_tensor, plugin().weak_ref_tensors)
+        fresh = Patch("vLLM", "vllm.utils.torch_utils", plugin().log, *functions)
         with change:
             assert not fresh.install()
             assert not fresh.install()
@@ -317,12 +317,14 @@ def outputs_that_a_break_allocated_stay_strong_in_the_stored_entry():
         else:
             assert weak(entry.output[0])
             assert entry.output[1][0] is eager
-    assert weak(breakable.weak_ref_tensors(copy.copy(entry.output))) == (True, [True])  # outside of a capture: all of it
+    after = breakable.weak_ref_tensors(copy.copy(entry.output))  # outside of a capture: all of it
+    assert weak(after) == (True, [True])
 
 
 @case
 def without_an_answer_from_the_allocator_break_arguments_are_weak_as_in_vllm():
     import vllm.compilation.breakable_cudagraph as breakable
+
     import weakref_ext
 
     op, start = weakref_ext.weak_ref_tensors, len(records)

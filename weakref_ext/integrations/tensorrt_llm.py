@@ -1,7 +1,7 @@
 """TensorRT-LLM: a drop-in for ``make_weak_ref``.
 
-Leaves as in TensorRT-LLM: int, float and bool, and None, which older versions refuse; TypeError for the rest, unless the
-caller asks to preserve it.
+Leaves as in TensorRT-LLM: int, float and bool, and None, which older versions refuse; TypeError for the rest,
+unless the caller asks to preserve it.
 """
 
 import dataclasses

@@ -30,10 +30,9 @@ def install(namespace: str = "_C", name: str = "weak_ref_tensor") -> bool:
         return False
     library = Library(namespace, "FRAGMENT")
     library.define(f"{name}(Tensor tensor) -> Tensor")
-    # Composite: no autograd node, which would save the alias's source. The fallbacks of the two lazy bits would
-    # materialise a temporary and alias that: it dies at once.
-    for key in ("CompositeImplicitAutograd", "Conjugate", "Negative"):
-        library.impl(name, weak_ref_tensor, key)
+    # Composite: with a backend's key, autograd would save the source, and the fallbacks of the conj and neg bits would
+    # alias a temporary that dies at once.
+    library.impl(name, weak_ref_tensor, "CompositeImplicitAutograd")
     _defined[namespace, name] = library
     return True
 

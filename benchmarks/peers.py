@@ -55,7 +55,7 @@ def stub(name: str, **members: object) -> None:
 
 
 def vllm(release: str) -> ModuleType:
-    """``vllm.utils.torch_utils``, which imports anywhere: an installed vLLM's with its operator, else that of .peers."""
+    """``vllm.utils.torch_utils``, which imports anywhere: an installed one with its operator, else that of .peers."""
     if importlib.util.find_spec("vllm") is None:
         sys.path.insert(0, str(FOLDER / release))
     for library in ("vllm._C", "vllm._C_stable_libtorch"):

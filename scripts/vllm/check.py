@@ -1,7 +1,7 @@
 """Compares the arms of scripts/gpu_vllm.sh: python scripts/vllm/check.py FOLDER. Fails where a promise does.
 
-Per path: the same greedy tokens in all arms; the plugin's graph memory within 2 MiB of the recursion's; its log line once
-per process; nothing pinned. On the breakable path also 390 MiB or more below stock: there the auxiliary hidden
+Per path: the same greedy tokens in all arms; the plugin's graph memory within 2 MiB of the recursion's; its log line
+once per process; nothing pinned. On the breakable path also 390 MiB or more below stock: there the auxiliary hidden
 states, 16,647 tokens x 3 x 4096 x 2 bytes over the 67 sizes, are nested.
 """
 

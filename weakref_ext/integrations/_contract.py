@@ -20,14 +20,20 @@ def holds_fields(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
+def fields(value: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass instance that are set."""
+    names = [field.name for field in dataclasses.fields(value)]
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+
+
 def tensors(value: object) -> Iterator[torch.Tensor]:
     """The tensors in what pytree and dataclass fields open."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif holds_fields(leaf):
-            for field in dataclasses.fields(leaf):
-                yield from tensors(getattr(leaf, field.name, None))
+            for _, item in fields(leaf):
+                yield from tensors(item)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +88,8 @@ class Contract:
             return out
         if holds_fields(value):
             out = copy.copy(value)
-            for field in dataclasses.fields(value):
-                item = self._by_parts(getattr(value, field.name), f"{path}.{field.name}", pool)
-                object.__setattr__(out, field.name, item)  # a frozen one too
+            for name, item in fields(value):
+                object.__setattr__(out, name, self._by_parts(item, f"{path}.{name}", pool))  # a frozen one too
             return out
         try:
             return self._alias(value, pool)

@@ -46,7 +46,7 @@ _patch = Patch("SGLang", f"{_FOLDER}.weak_ref_tensor", log, weak_ref_tensors)
 
 
 def install() -> bool:
-    """Replace SGLang's function where it is defined and wherever it was imported; as :func:`..vllm.install`."""
+    """Replace SGLang's function where it is defined and wherever it was imported; by the rules of the vLLM one."""
     return _patch.install()
 
 

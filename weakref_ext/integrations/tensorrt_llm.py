@@ -31,7 +31,7 @@ _patch = Patch("TensorRT-LLM", "tensorrt_llm._torch.utils", log, make_weak_ref)
 
 
 def install() -> bool:
-    """Replace the function where it is defined and wherever it was imported; as :func:`..vllm.install`."""
+    """Replace the function where it is defined and wherever it was imported; by the rules of the vLLM one."""
     return _patch.install()
 
 

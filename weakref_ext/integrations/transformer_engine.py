@@ -27,7 +27,7 @@ _patch = Patch("Transformer Engine", "transformer_engine.pytorch.utils", log, ma
 
 
 def install() -> bool:
-    """Replace the function where it is defined and wherever it was imported; as :func:`..vllm.install`.
+    """Replace the function where it is defined and wherever it was imported; by the rules of the vLLM one.
 
     Call it after or before importing Megatron-LM: its ``make_weakref`` calls the function through its own globals.
     """

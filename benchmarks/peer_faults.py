@@ -5,7 +5,7 @@ usage: python -m benchmarks.peer_faults     writes docs/peer_faults.md and bench
 Needs scripts/fetch_peers.py. With a GPU the tensors are CUDA tensors; without one they are meta tensors, which have
 shapes, strides and storages but no values, and Transformer Engine's rows about tensors are left out: it returns any but
 CUDA tensors unchanged. The engines' per-tensor operators are real where their libraries are loaded, else
-`benchmarks.peers.from_blob`: the table says which.
+`from_blob` of tests/engines.py: the table says which.
 """
 
 import collections
@@ -21,10 +21,12 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from benchmarks import peers
 from weakref_ext import integrations
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+import engines  # noqa: E402
+
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "meta"
 Pair = collections.namedtuple("Pair", "hidden aux")
@@ -152,17 +154,17 @@ Engine = tuple[str, str, Callable[[], tuple[Any, str]], Callable[[], list[Row]]]
 
 
 def vllm() -> tuple[Any, str]:
-    module = peers.vllm(peers.VLLM[0])
+    module = engines.vllm(engines.VLLM[0])
     importlib.import_module("vllm.sequence")
-    return module, "stand-in operator" if hasattr(peers.vllm, "library") else "its own operator"
+    return module, "stand-in operator" if hasattr(engines.vllm, "library") else "its own operator"
 
 
 def sglang() -> tuple[Any, str]:
-    return peers.sglang().weak_ref_tensor, "stand-in operator"
+    return engines.sglang().weak_ref_tensor, "stand-in operator"
 
 
 def transformer_engine() -> tuple[Any, str]:
-    return peers.transformer_engine(), "nothing stood in"
+    return engines.transformer_engine(), "nothing stood in"
 
 
 ENGINES: list[Engine] = [

@@ -7,6 +7,7 @@
 #   scripts/gpu_vllm.sh tp2                      stock and plugin on two GPUs, breakable
 #   scripts/gpu_vllm.sh test                     the breakable scenarios, under vLLM's own wrapper
 #   scripts/gpu_vllm.sh check                    compares the arms
+#   scripts/gpu_vllm.sh faults                   benchmarks/peer_faults.py on CUDA tensors (needs .peers)
 # Results go to $OUT (default: benchmarks/results): vllm_PATH_ARM.json and .log. Everything else to $VLLM_HOME.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,8 +45,13 @@ case ${1:-} in
     cd "$home"
     python3 -m pytest -c "$repo/pyproject.toml" -o pythonpath= --import-mode=importlib -p no:cacheprovider \
       "$repo/tests/test_gpu_vllm.py" ;;
+  faults)
+    python3 benchmarks/peer_faults.py
+    for file in docs/peer_faults_cuda.md benchmarks/results/peer_faults_cuda.json; do
+      [ "$file" -ef "$out/${file##*/}" ] || cp "$file" "$out/"
+    done ;;
   check)
     python3 scripts/vllm/check.py "$out" ;;
   *)
-    sed -n '2,10p' "$0"; exit 2 ;;
+    sed -n '2,11p' "$0"; exit 2 ;;
 esac

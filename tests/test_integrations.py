@@ -6,11 +6,10 @@ import logging
 import sys
 from unittest.mock import patch
 
+import engines
 import pytest
 import torch
 
-from benchmarks import peers
-from tests.test_vllm_plugin import need
 from weakref_ext import integrations, is_weak_ref
 
 NT = collections.namedtuple("NT", "a b")
@@ -38,8 +37,8 @@ def _modules():
 
 @pytest.fixture(scope="module")
 def sglang_modules(_modules):
-    need(peers.SGLANG)
-    return peers.sglang()
+    engines.need(engines.SGLANG)
+    return engines.sglang()
 
 
 @pytest.fixture
@@ -51,8 +50,8 @@ def sglang(sglang_modules):
 
 @pytest.fixture
 def te(_modules):
-    need(peers.TRANSFORMER_ENGINE)
-    module = peers.transformer_engine()
+    engines.need(engines.TRANSFORMER_ENGINE)
+    module = engines.transformer_engine()
     assert integrations.transformer_engine.install()
     yield module
     assert integrations.transformer_engine.uninstall()
@@ -66,10 +65,10 @@ def tensorrt_llm(monkeypatch):
         return x
 
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
-    peers.stub("tensorrt_llm", __version__="1.2.1")
-    peers.stub("tensorrt_llm._torch")
-    peers.stub("tensorrt_llm._torch.utils", make_weak_ref=make_weak_ref)
-    peers.stub("tensorrt_llm._torch.runner", make_weak_ref=make_weak_ref)
+    engines.stub("tensorrt_llm", __version__="1.2.1")
+    engines.stub("tensorrt_llm._torch")
+    engines.stub("tensorrt_llm._torch.utils", make_weak_ref=make_weak_ref)
+    engines.stub("tensorrt_llm._torch.runner", make_weak_ref=make_weak_ref)
     assert integrations.tensorrt_llm.install()
     yield sys.modules["tensorrt_llm._torch.runner"]
     assert integrations.tensorrt_llm.uninstall()
@@ -142,9 +141,9 @@ def test_transformer_engine_raises_its_type_error_with_the_path(te, value, host)
 
 
 def test_megatron_weakens_in_place_through_transformer_engine(te):
-    need(peers.MEGATRON)
+    engines.need(engines.MEGATRON)
     integrations.transformer_engine.uninstall()
-    cuda_graphs = peers.megatron(te.make_weak_ref)
+    cuda_graphs = engines.megatron(te.make_weak_ref)
     assert integrations.transformer_engine.install()
     tensor = meta(4, 6, dtype=torch.float64).t().requires_grad_()
     assert cuda_graphs.make_weakref(tensor) is tensor

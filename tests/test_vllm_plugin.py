@@ -7,25 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import engines
 import pytest
+import vllm_cases
 
-from benchmarks import peers
-from tests import vllm_cases
 from weakref_ext.integrations import vllm
 
 ROOT = Path(__file__).parents[1]
 
 
-def need(*releases):
-    if reason := peers.missing(*releases):
-        if os.environ.get("WEAKREF_EXT_REQUIRE_PEERS") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-
-
 @functools.cache
 def results(release):
-    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
     environment.pop("VLLM_PLUGINS", None)
     command = [sys.executable, "tests/vllm_cases.py", release]
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
@@ -34,10 +27,10 @@ def results(release):
     return json.loads(child.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("release", peers.VLLM)
+@pytest.mark.parametrize("release", engines.VLLM)
 @pytest.mark.parametrize("case", vllm_cases.cases)
 def test_vllm(release, case):
-    need(release)
+    engines.need(release, *engines.VLLM_IMPORTS)
     if traceback := results(release)[case]:
         pytest.fail(traceback, pytrace=False)
 

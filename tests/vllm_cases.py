@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
+import engines
 import pytest
 import torch
 
-from benchmarks import peers
-
-RELEASE = sys.argv[1] if __name__ == "__main__" else peers.VLLM[0]
+RELEASE = sys.argv[1] if __name__ == "__main__" else engines.VLLM[0]
 COMPILATION = ("vllm.compilation.cuda_graph", "vllm.compilation.breakable_cudagraph")
 records: list[logging.LogRecord] = []
 cases = {}
@@ -344,7 +343,7 @@ def without_an_answer_from_the_allocator_break_arguments_are_weak_as_in_vllm():
 
 
 def main():
-    sys.path.insert(0, str(peers.FOLDER / RELEASE))
+    sys.path.insert(0, str(engines.FOLDER / RELEASE))
     importlib.import_module("vllm.logger")  # sets up logging, and resets the loggers below its own
     logger = logging.getLogger("vllm.weakref_ext")
     logger.setLevel(logging.INFO)

@@ -9,28 +9,40 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import pytest
 import torch
 
 FOLDER = Path(__file__).parents[1] / ".peers"
+# of what vLLM's compilation modules import, what is rarely there already; all of it is the extra "peers"
+VLLM_IMPORTS = ("cbor2", "openai", "openai_harmony", "regex", "transformers")
 SGLANG, TRANSFORMER_ENGINE, MEGATRON = "sglang-0.5.23", "transformer_engine-2.20.2", "megatron_core-0.19.2"
 VLLM = ["vllm-0.33.0", "vllm-0.26.0"]
 
 
-def missing(*releases: str) -> str | None:
-    """Why a test against these releases cannot run."""
-    absent = [release for release in releases if not (FOLDER / release).exists()]
-    return f"{', '.join(absent)} not unpacked: run scripts/fetch_peers.py" if absent else None
+def need(release: str, *modules: str) -> None:
+    """Skip the test (with WEAKREF_EXT_REQUIRE_PEERS=1, fail it) without the release or the modules it imports."""
+    absent = [module for module in modules if importlib.util.find_spec(module) is None]
+    if not (FOLDER / release).exists():
+        reason = f"{release} is not unpacked: run scripts/fetch_peers.py"
+    elif absent:
+        reason = f"{release} imports {', '.join(absent)}: pip install 'weakref_ext[peers]'"
+    else:
+        return
+    if os.environ.get("WEAKREF_EXT_REQUIRE_PEERS") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def from_blob(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory with a storage of its own: no offset, as long as the view, without lazy bits."""
-    if tensor.device.type == "meta":
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    if tensor.device.type == "meta" or tensor.numel() == 0:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     storage = torch._C._construct_storage_from_data_pointer(
         tensor.data_ptr(), tensor.device, extent * tensor.element_size()

@@ -35,6 +35,7 @@ class Patch:
         self.drop_ins = drop_ins
         self.originals: dict[Callable[..., Any], Any] = {}
         self._warned = False
+        self._news = ""
         self._lock = threading.RLock()
 
     def install(self) -> bool:
@@ -64,8 +65,15 @@ class Patch:
             self.originals = originals
             places = [place for drop_in, original in originals.items() for place in swap(original, drop_in)]
             version = getattr(sys.modules[root], "__version__", "of unknown version")
-            self.log.info("weakref_ext: patched %s %s: %s", self.engine, version, ", ".join(sorted(places)))
+            self._news = f"weakref_ext: patched {self.engine} {version}: {', '.join(sorted(places))}"
+            self.announce()
             return True
+
+    def announce(self) -> None:
+        """Log what was patched, once, unless the engine has yet to set up the logging that would show it."""
+        if self._news and self.log.isEnabledFor(logging.INFO):
+            news, self._news = self._news, ""
+            self.log.info(news)
 
     def uninstall(self) -> bool:
         """Put the originals back, also in modules that loaded since; whether there was anything to undo."""

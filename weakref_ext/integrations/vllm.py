@@ -51,6 +51,7 @@ def weak_ref_tensors(tensors: Any) -> Any:
         ValueError: for None and other objects without tensors at the top, as vLLM does, and for tensors that cannot be
             aliased.
     """
+    _patch.announce()
     # The wrapper passes the result of its call inside the capture once more, after it: all that may be weak is weak.
     if tensors is getattr(_inside, "result", _inside):
         del _inside.result
@@ -70,8 +71,9 @@ _patch = Patch("vLLM", "vllm.utils.torch_utils", log, weak_ref_tensor, weak_ref_
 def install() -> bool:
     """Replace vLLM's two functions, in ``vllm.utils.torch_utils`` and wherever they were imported before.
 
-    Safe to call again. Logs one line with vLLM's version and the places. An unknown vLLM is left as it is, with one
-    warning; without vLLM, or with ``WEAKREF_EXT_DISABLE=1``, nothing happens.
+    Safe to call again. Logs one line with vLLM's version and the places; where vLLM sets up its logging later, at the
+    first capture. An unknown vLLM is left as it is, with one warning; without vLLM, or with ``WEAKREF_EXT_DISABLE=1``,
+    nothing happens.
 
     Returns:
         Whether the drop-ins are in place.

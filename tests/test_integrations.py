@@ -167,6 +167,17 @@ def test_tensorrt_llm_preserves_unsupported_values_only_when_asked(tensorrt_llm,
     assert "out[1] is a <class 'object'>" in caplog.text
 
 
+def test_a_model_output_with_a_host_tensor_keeps_its_type(te):
+    modeling_outputs = pytest.importorskip("transformers.modeling_outputs")
+    source = modeling_outputs.BaseModelOutput(last_hidden_state=meta(2), attentions=(torch.ones(1),))
+    out = te.make_weak_ref(source)
+    assert type(out) is type(source)
+    assert weak(out.last_hidden_state)
+    assert out["last_hidden_state"] is out.last_hidden_state
+    assert out.attentions[0] is source.attentions[0]
+    assert not weak(source.last_hidden_state)
+
+
 def test_the_log_line_names_engine_version_and_places(caplog, request):
     with caplog.at_level(logging.INFO):
         request.getfixturevalue("tensorrt_llm")

@@ -84,7 +84,8 @@ class Contract:
             return parts if isinstance(value, list) else getattr(value, "_make", tuple)(parts)
         if isinstance(value, dict):
             out = copy.copy(value)
-            out.update({key: self._by_parts(item, f"{path}[{key!r}]", pool) for key, item in value.items()})
+            for key, item in value.items():  # not update(), which Hugging Face's ModelOutput refuses
+                out[key] = self._by_parts(item, f"{path}[{key!r}]", pool)
             return out
         if holds_fields(value):
             out = copy.copy(value)

@@ -49,13 +49,10 @@ class Patch:
             root = self.module.partition(".")[0]
             try:
                 importlib.import_module(root)
-            except ModuleNotFoundError as error:
-                if error.name == root:
-                    return False
-            try:
                 module = importlib.import_module(self.module)
-            except Exception as error:
-                self._left_untouched(f"{self.module} does not import ({error!r})")
+            except Exception as error:  # an engine that we do not know; none at all is no reason to warn
+                if not (isinstance(error, ModuleNotFoundError) and error.name == root):
+                    self._left_untouched(f"{self.module} does not import ({error!r})")
                 return False
             originals = {drop_in: getattr(module, drop_in.__name__, None) for drop_in in self.drop_ins}
             for drop_in, original in originals.items():

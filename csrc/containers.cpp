@@ -126,9 +126,17 @@ Entry entry_of(PyTypeObject* type) {
   return entry_of(type);
 }
 
-bool passes(PyTypeObject* type, PyObject* types) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
-    if (PyTuple_GET_ITEM(types, i) == reinterpret_cast<PyObject*>(type)) {
+bool passes(PyTypeObject* type, const Step* at, PyObject* passthrough) {
+  if (passthrough == nullptr) {
+    return false;
+  }
+  auto* object = reinterpret_cast<PyObject*>(type);
+  if (!PyTuple_Check(passthrough)) {
+    THPObjectPtr answer(PyObject_CallFunction(passthrough, "Os", object, path(at).c_str()));
+    return answer && PyObject_IsTrue(answer) == 1;
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(passthrough); ++i) {
+    if (PyTuple_GET_ITEM(passthrough, i) == object) {
       return true;
     }
   }

@@ -57,8 +57,9 @@ void changed_size(const Step* at);
 // asked again each time, since a type may be registered later.
 Entry entry_of(PyTypeObject* type);
 
-// Whether `type` is one of `types`, a tuple.
-bool passes(PyTypeObject* type, PyObject* types);
+// Whether objects of a type that is not known otherwise pass through in this call, by its `passthrough` argument: null,
+// a tuple of types, or a function (type, path) -> bool. False with a Python error set if that fails.
+bool passes(PyTypeObject* type, const Step* at, PyObject* passthrough);
 
 // What `type` is from now on, as the resolver would answer: the name of a Kind, or (flatten, unflatten). False with a
 // Python error set for another answer. Keeps the type and the functions alive for good: a freed type's address may

@@ -62,10 +62,12 @@ class Leaves {
     if (PyErr_Occurred() != nullptr) {
       return false;
     }
-    if (entry.kind == Kind::Passthrough || (passthrough_ != nullptr && passes(type, passthrough_))) {
+    if (entry.kind == Kind::Passthrough || passes(type, at, passthrough_)) {
       return true;
     }
-    refuse_type(type, at);
+    if (PyErr_Occurred() == nullptr) {
+      refuse_type(type, at);
+    }
     return false;
   }
 

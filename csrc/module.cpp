@@ -13,17 +13,17 @@ namespace {
 
 using weakref_ext::Options;
 
-// `types` as a tuple of types that a traversal may pass through, or a TypeError.
-bool parse_passthrough(PyObject* types, PyObject*& parsed) {
-  if (types == nullptr) {
-    return true;
+// A passthrough argument, checked: nothing, a tuple of types, or a function.
+PyObject* parse_passthrough(PyObject* passthrough) {
+  bool good = passthrough == nullptr || PyTuple_Check(passthrough) ||
+              (PyCallable_Check(passthrough) && !PyType_Check(passthrough));
+  for (Py_ssize_t i = 0;
+       good && passthrough != nullptr && PyTuple_Check(passthrough) && i < PyTuple_GET_SIZE(passthrough);
+       ++i) {
+    good = PyType_Check(PyTuple_GET_ITEM(passthrough, i));
   }
-  TORCH_CHECK_TYPE(PyTuple_Check(types), "passthrough must be a tuple of types");
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
-    TORCH_CHECK_TYPE(PyType_Check(PyTuple_GET_ITEM(types, i)), "passthrough must be a tuple of types");
-  }
-  parsed = types;
-  return true;
+  TORCH_CHECK_TYPE(good, "passthrough must be a tuple of types, or a function (type, path) -> bool");
+  return passthrough;
 }
 
 void parse_pool(PyObject* pool, [[maybe_unused]] Options& options) {
@@ -62,16 +62,17 @@ PyObject* weak_ref_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize
       return nullptr;
     }
   }
-  static const char* known[] = {"out", "pool", "outside", "passthrough", nullptr};
+  static const char* known[] = {"out", "pool", "outside", "cpu", "passthrough", nullptr};
   PyObject *out = nullptr, *pool = nullptr, *passthrough = nullptr;
-  const char* outside = "keep";
+  const char *outside = "keep", *cpu = "weak";
   if (!PyArg_ParseTupleAndKeywords(positional,
                                    keywords,
-                                   "O|$OsO:weak_ref_tensors",
+                                   "O|$OssO:weak_ref_tensors",
                                    const_cast<char**>(known),
                                    &out,
                                    &pool,
                                    &outside,
+                                   &cpu,
                                    &passthrough)) {
     return nullptr;
   }
@@ -80,7 +81,11 @@ PyObject* weak_ref_tensors(PyObject* /*module*/, PyObject* const* args, Py_ssize
   if (!options.refuse_outside && strcmp(outside, "keep") != 0) {
     return PyErr_Format(PyExc_ValueError, "outside must be 'keep' or 'raise', got '%s'", outside);
   }
-  parse_passthrough(passthrough, options.passthrough);
+  options.keep_cpu = strcmp(cpu, "keep") == 0;
+  if (!options.keep_cpu && strcmp(cpu, "weak") != 0) {
+    return PyErr_Format(PyExc_ValueError, "cpu must be 'weak' or 'keep', got '%s'", cpu);
+  }
+  options.passthrough = parse_passthrough(passthrough);
   parse_pool(pool, options);
   return weakref_ext::weak_ref_tensors(out, options);
   END_HANDLE_TH_ERRORS
@@ -117,21 +122,21 @@ PyObject* owns(PyObject* /*module*/, PyObject* args) {
 
 PyObject* map_tensors(PyObject* /*module*/, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *out = nullptr, *function = nullptr, *types = nullptr, *passthrough = nullptr;
-  if (!PyArg_ParseTuple(args, "OOO", &out, &function, &types) || !parse_passthrough(types, passthrough)) {
+  PyObject *out = nullptr, *function = nullptr, *passthrough = nullptr;
+  if (!PyArg_ParseTuple(args, "OOO", &out, &function, &passthrough)) {
     return nullptr;
   }
-  return weakref_ext::map_tensors(out, function, passthrough);
+  return weakref_ext::map_tensors(out, function, parse_passthrough(passthrough));
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* leaves(PyObject* /*module*/, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject *out = nullptr, *types = nullptr, *passthrough = nullptr;
-  if (!PyArg_ParseTuple(args, "OO", &out, &types) || !parse_passthrough(types, passthrough)) {
+  PyObject *out = nullptr, *passthrough = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &out, &passthrough)) {
     return nullptr;
   }
-  return weakref_ext::leaves(out, passthrough);
+  return weakref_ext::leaves(out, parse_passthrough(passthrough));
   END_HANDLE_TH_ERRORS
 }
 
@@ -157,7 +162,8 @@ PyObject* set_resolver(PyObject* /*module*/, PyObject* resolver) {
   Py_RETURN_NONE;
 }
 
-constexpr char weak_ref_tensors_doc[] = R"doc(weak_ref_tensors(out, *, pool=None, outside='keep', passthrough=())
+constexpr char weak_ref_tensors_doc[] =
+    R"doc(weak_ref_tensors(out, *, pool=None, outside='keep', cpu='weak', passthrough=())
 --
 
 Return the structure `out` with every tensor replaced by a non-owning alias.
@@ -177,7 +183,9 @@ Args:
         owns become weak. Legal inside a capture; costs one snapshot of the pool.
     outside: what becomes of the others (CPU tensors, static inputs, eager results, another pool's): 'keep' returns them
         as they are, strong; 'raise' raises ValueError.
-    passthrough: a tuple of types of which objects pass through in this call, for instance (type(None),).
+    cpu: 'keep' returns CPU tensors as they are, strong: no graph pool keeps their memory.
+    passthrough: what else passes through in this call: a tuple of exact types, for instance (type(None),), or a function
+        (type, path) -> bool that is asked about every object whose type is not known otherwise.
 
 Raises:
     ValueError: for anything else, with its type and path (``out[1]['aux'][0]``): no value is passed through because it

@@ -94,13 +94,15 @@ template <class Leaf> class Walk {
     if (PyErr_Occurred() != nullptr) {
       return THPObjectPtr();
     }
-    if (passthrough_ != nullptr && passes(type, passthrough_)) {
-      return THPObjectPtr(Py_NewRef(in));
-    }
     if (is_tensor) {
       return leaf_(in, at, /*repeats=*/true); // refuses it, with the reason
     }
-    refuse_type(type, at);
+    if (passes(type, at, passthrough_)) {
+      return THPObjectPtr(Py_NewRef(in));
+    }
+    if (PyErr_Occurred() == nullptr) {
+      refuse_type(type, at);
+    }
     return THPObjectPtr();
   }
 
@@ -179,6 +181,9 @@ class WeakLeaf {
 
   THPObjectPtr operator()(PyObject* in, const Step* at, bool repeats) {
     const at::Tensor& source = THPVariable_Unpack(in);
+    if (C10_UNLIKELY(options_.keep_cpu) && source.device().is_cpu()) {
+      return THPObjectPtr(Py_NewRef(in));
+    }
     if (const char* reason = refusal(source)) {
       PyErr_Format(PyExc_ValueError, "Invalid type for tensors: %R at %s: %s.", Py_TYPE(in), path(at).c_str(), reason);
       return THPObjectPtr();

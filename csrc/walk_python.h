@@ -11,7 +11,8 @@ struct Options {
   // Which storages' tensors to weaken; empty: all. The others stay as they are, or are refused.
   std::function<bool(const c10::Storage&)> owns;
   bool refuse_outside = false;
-  // A tuple of types of which objects pass through in this call, borrowed; or null.
+  bool keep_cpu = false; // CPU tensors stay as they are
+  // Borrowed, or null: see containers.h.
   PyObject* passthrough = nullptr;
 };
 

@@ -294,8 +294,35 @@ def test_per_call_passthrough_is_by_exact_type():
     with pytest.raises(ValueError, match=r"str'> at out\[2\]\['a'\]"):
         weakref_ext.weak_ref_tensors(out, passthrough=(type(None), float))
     for wrong in (None, [float], (3,), float):
-        with pytest.raises(TypeError, match="passthrough must be a tuple of types"):
+        with pytest.raises(TypeError, match="passthrough must be a tuple of types, or a function"):
             weakref_ext.weak_ref_tensors(out, passthrough=wrong)
+
+
+def test_a_passthrough_function_is_asked_about_unknown_types_only():
+    asked = []
+
+    def passes(kind, path):
+        asked.append((kind, path))
+        return kind is not set
+
+    out = (torch.ones(1), [None, 3], {"a": "text"})
+    weak = weakref_ext.weak_ref_tensors(out, passthrough=passes)
+    assert weak[1:] == out[1:]
+    assert asked == [(type(None), "out[1][0]"), (str, "out[2]['a']")]
+    with pytest.raises(ValueError, match=r"set'> at out\[0\]"):
+        weakref_ext.weak_ref_tensors([set()], passthrough=passes)
+    with pytest.raises(ZeroDivisionError):
+        weakref_ext.weak_ref_tensors([None], passthrough=lambda kind, path: 1 / 0)
+    assert weakref_ext.nbytes(out, passthrough=passes) == 4
+
+
+def test_cpu_tensors_can_stay_as_they_are():
+    meta, cpu = torch.empty(1, device="meta"), torch.ones(1)
+    weak = weakref_ext.weak_ref_tensors([meta, (cpu, torch.eye(2).to_sparse())], cpu="keep")
+    assert weakref_ext.is_weak_ref(weak[0])
+    assert weak[1][0] is cpu
+    with pytest.raises(ValueError, match="cpu must be 'weak' or 'keep', got 'drop'"):
+        weakref_ext.weak_ref_tensors(1, cpu="drop")
 
 
 def test_keywords_are_checked():

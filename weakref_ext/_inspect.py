@@ -1,5 +1,6 @@
 """What is in a structure, what still pins memory, and the way back to owning tensors."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -9,9 +10,10 @@ from . import _load
 _C = _load.native()
 
 T = TypeVar("T")
+Passthrough = tuple[type, ...] | Callable[[type, str], bool]
 
 
-def nbytes(out: Any, *, passthrough: tuple[type, ...] = ()) -> int:
+def nbytes(out: Any, *, passthrough: Passthrough = ()) -> int:
     """Return the bytes of the distinct storages under every tensor of `out`.
 
     A storage counts whole and once, however small or many the views of it. `passthrough` as in
@@ -24,7 +26,7 @@ def nbytes(out: Any, *, passthrough: tuple[type, ...] = ()) -> int:
     return sum({_key(storage): storage.nbytes() for storage in storages}.values())
 
 
-def pinned(out: Any, *, passthrough: tuple[type, ...] = ()) -> list[tuple[str, int]]:
+def pinned(out: Any, *, passthrough: Passthrough = ()) -> list[tuple[str, int]]:
     """Return ``[(path, nbytes)]`` of what still pins memory: one row for each distinct storage that is still owned.
 
     A weak ref is listed while the owner that it was made from is alive, and a strong tensor always, since it owns its
@@ -42,7 +44,7 @@ def pinned(out: Any, *, passthrough: tuple[type, ...] = ()) -> list[tuple[str, i
     return list(rows.values())
 
 
-def own(out: T, *, passthrough: tuple[type, ...] = ()) -> T:
+def own(out: T, *, passthrough: Passthrough = ()) -> T:
     """Return the same structure with every tensor replaced by an owning clone: the way back from weak refs.
 
     Clones have the sizes and strides of their sources (gaps between elements come along, an expanded dimension stays

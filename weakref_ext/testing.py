@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _load
-from ._inspect import nbytes
+from ._inspect import Passthrough, nbytes
 from ._layer_name import LayerName
 
 _C = _load.native()
@@ -25,7 +25,7 @@ _C = _load.native()
 __all__ = ["CORPUS", "assert_released", "assert_weak"]
 
 
-def assert_weak(out: Any, *, passthrough: tuple[type, ...] = ()) -> None:
+def assert_weak(out: Any, *, passthrough: Passthrough = ()) -> None:
     """Fail unless every tensor in `out` is a weak ref.
 
     Raises:
@@ -37,7 +37,7 @@ def assert_weak(out: Any, *, passthrough: tuple[type, ...] = ()) -> None:
     assert not strong, "\n  ".join([f"{len(strong)} tensors own their memory", *rows])
 
 
-def assert_released(weak: Any, *, passthrough: tuple[type, ...] = ()) -> None:
+def assert_released(weak: Any, *, passthrough: Passthrough = ()) -> None:
     """Fail if anything in `weak` still has an owner: a strong tensor, or a weak ref whose source is alive.
 
     Raises:

@@ -26,6 +26,18 @@ StorageImpl* root_of(const c10::Storage& storage) {
                           : storage.unsafeGetStorageImpl();
 }
 
+// Neither owning nor resizable. Out-of-tree backends (PrivateUse1) may have a StorageImpl of their own; the built-in
+// ones have not, and are spared the look-up.
+c10::intrusive_ptr<StorageImpl> make_storage(c10::SymInt nbytes, at::DataPtr data) {
+  const c10::Device device = data.device();
+  if (C10_UNLIKELY(device.type() == c10::DeviceType::PrivateUse1)) {
+    return c10::make_storage_impl(
+        StorageImpl::use_byte_size_t(), std::move(nbytes), std::move(data), nullptr, false, device);
+  }
+  return c10::make_intrusive<StorageImpl>(
+      StorageImpl::use_byte_size_t(), std::move(nbytes), std::move(data), nullptr, false);
+}
+
 // Keys that a plain strided tensor may carry, on any backend. All others (sparse, nested, quantized, opaque, Python,
 // functorch, functionalization, named) say that the tensor is more than sizes and strides over a storage.
 constexpr DispatchKeySet aliasable = DispatchKeySet(DispatchKeySet::RAW, c10::full_backend_mask) |
@@ -97,7 +109,7 @@ bool disabled() {
 c10::Storage Aliases::weak_storage(const c10::Storage& source) {
   const bool shared = source.use_count() > 1;
   if (shared) {
-    if (const c10::Storage* made = storages_.find(source)) {
+    if (const c10::Storage* made = storages_.find(source.unsafeGetStorageImpl())) {
       return *made;
     }
   }
@@ -105,33 +117,19 @@ c10::Storage Aliases::weak_storage(const c10::Storage& source) {
   const at::DataPtr& data = source.mutable_data_ptr();
   StorageImpl* root = root_of(source);
   c10::raw::weak_intrusive_ptr::incref(root);
-  // make_storage_impl, so that a PrivateUse1 backend gets its own StorageImpl.
-  c10::Storage weak(c10::make_storage_impl(StorageImpl::use_byte_size_t(),
-                                           source.sym_nbytes(),
-                                           at::DataPtr(data.get(), root, &release_owner, data.device()),
-                                           /*allocator=*/nullptr,
-                                           /*resizable=*/false,
-                                           data.device()));
+  c10::Storage weak(make_storage(source.sym_nbytes(), at::DataPtr(data.get(), root, &release_owner, data.device())));
   if (shared) {
-    storages_.add(source, weak);
+    storages_.add(source.unsafeGetStorageImpl(), source, weak);
   }
   return weak;
 }
 
-at::Tensor Aliases::of(const at::Tensor& source, bool repeats) {
-  if (repeats) {
-    if (const at::Tensor* made = tensors_.find(source)) {
-      return *made;
-    }
-  }
+at::Tensor Aliases::of(const at::Tensor& source) {
   const c10::TensorImpl* impl = source.unsafeGetTensorImpl();
   // The constructor adds or drops the autograd keys as the grad and inference modes want it.
   at::Tensor alias =
       at::detail::make_tensor<c10::TensorImpl>(weak_storage(impl->storage()), impl->key_set(), impl->dtype());
   alias.unsafeGetTensorImpl()->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
-  if (repeats) {
-    tensors_.add(source, alias);
-  }
   return alias;
 }
 

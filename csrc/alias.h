@@ -1,11 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace weakref_ext {
 
@@ -26,61 +26,58 @@ bool owns(const at::Tensor& candidate, const at::Tensor& tensor);
 // themselves, so that a run with and without them can be compared.
 bool disabled();
 
-// What one walk has made so far from sources that it may meet again. Keeps sources alive, so that an address cannot
-// come to mean another source before the walk ends. Empty, it costs nothing to make and to drop.
-template <class T> class Memo {
+// What one walk has made so far from sources that it may meet again. Holds the sources, so that an address cannot come
+// to mean another source before the walk ends. Empty, it costs nothing to make and to drop.
+template <class Holder> class Memo {
  public:
-  const T* find(const T& source) const {
+  const Holder* find(const void* source) const {
     if (index_) {
-      const auto found = index_->find(key(source));
-      return found == index_->end() ? nullptr : &made_[found->second].second;
+      const auto found = index_->find(source);
+      return found == index_->end() ? nullptr : &made_[found->second].result;
     }
-    for (const auto& [seen, alias] : made_) {
-      if (key(seen) == key(source)) {
-        return &alias;
+    for (const Entry& entry : made_) {
+      if (entry.key == source) {
+        return &entry.result;
       }
     }
     return nullptr;
   }
 
-  void add(const T& source, const T& alias) {
-    made_.emplace_back(source, alias);
-    if (!index_ && made_.size() > kScanned) {
+  void add(const void* key, Holder source, Holder result) {
+    made_.push_back(Entry{key, std::move(source), std::move(result)});
+    if (index_) {
+      index_->emplace(key, made_.size() - 1);
+    } else if (made_.size() > kScanned) {
       index_ = std::make_unique<Index>();
       for (size_t i = 0; i < made_.size(); ++i) {
-        index_->emplace(key(made_[i].first), i);
+        index_->emplace(made_[i].key, i);
       }
-    } else if (index_) {
-      index_->emplace(key(source), made_.size() - 1);
     }
   }
 
  private:
+  struct Entry {
+    const void* key;
+    Holder source;
+    Holder result;
+  };
   using Index = ska::flat_hash_map<const void*, size_t>;
   static constexpr size_t kScanned = 16; // up to here a linear scan beats hashing
 
-  static const void* key(const at::Tensor& tensor) {
-    return tensor.unsafeGetTensorImpl();
-  }
-  static const void* key(const c10::Storage& storage) {
-    return storage.unsafeGetStorageImpl();
-  }
-
-  std::vector<std::pair<T, T>> made_;
+  c10::SmallVector<Entry, 8> made_;
   std::unique_ptr<Index> index_;
 };
 
-// Makes the aliases of one walk: one tensor gives one alias, and tensors that share a storage give aliases that share
-// one. `source` must pass `refusal`. No dispatcher call, no CUDA call, no synchronization.
+// Makes the aliases of one walk: tensors that share a storage give aliases that share one. No dispatcher call, no CUDA
+// call, no synchronization.
 class Aliases {
  public:
-  // `repeats`: false promises that the walk meets this tensor only once.
-  at::Tensor of(const at::Tensor& source, bool repeats);
+  // `source` must pass `refusal`.
+  at::Tensor of(const at::Tensor& source);
 
  private:
   c10::Storage weak_storage(const c10::Storage& source);
 
-  Memo<at::Tensor> tensors_;
   Memo<c10::Storage> storages_;
 };
 

@@ -37,7 +37,7 @@ class Walk {
       const at::Tensor& source = in.toTensor();
       const char* reason = refusal(source);
       TORCH_CHECK_VALUE(reason == nullptr, "Invalid type for tensors: Tensor at " + path(at) + ": " + reason + ".");
-      return aliases_.of(source, source.use_count() > 1);
+      return tensor(source);
     }
     if (in.isInt() || in.isBool()) {
       return in;
@@ -95,7 +95,21 @@ class Walk {
     return out;
   }
 
+  // One tensor gives one alias; one that nobody else holds is met only here.
+  at::Tensor tensor(const at::Tensor& source) {
+    if (source.use_count() == 1) {
+      return aliases_.of(source);
+    }
+    if (const at::Tensor* made = tensors_.find(source.unsafeGetTensorImpl())) {
+      return *made;
+    }
+    at::Tensor alias = aliases_.of(source);
+    tensors_.add(source.unsafeGetTensorImpl(), source, alias);
+    return alias;
+  }
+
   Aliases aliases_;
+  Memo<at::Tensor> tensors_;
 };
 
 } // namespace

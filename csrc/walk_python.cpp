@@ -7,13 +7,11 @@
 #include <torch/library.h>
 
 #include <utility>
-#include <vector>
 
 namespace weakref_ext {
 namespace {
 
-// Maps a structure onto one of the same types. `Leaf` makes the new tensors: leaf(tensor, at, repeats), where `repeats`
-// is false only if the walk cannot meet the tensor again.
+// Maps a structure onto one of the same types. `Leaf` makes the new tensors: leaf(tensor, at). One tensor gives one.
 template <class Leaf> class Walk {
  public:
   Walk(Leaf& leaf, PyObject* passthrough) : leaf_(leaf), passthrough_(passthrough) {
@@ -23,7 +21,8 @@ template <class Leaf> class Walk {
   THPObjectPtr visit(PyObject* in, const Step* at, int depth, Py_ssize_t references) {
     PyTypeObject* type = Py_TYPE(in);
     if (THPVariable_CheckTypeExact(type)) {
-      return leaf_(in, at, Py_REFCNT(in) > references);
+      // One that nobody else holds is met only here.
+      return Py_REFCNT(in) <= references ? leaf_(in, at) : once(in, [&] { return leaf_(in, at); });
     }
     if (type == &PyList_Type) {
       return list(in, at, depth);
@@ -68,7 +67,7 @@ template <class Leaf> class Walk {
     // A subclass that is sizes and strides over a storage is a leaf like any tensor; a wrapper is a container.
     const bool is_tensor = is_tensor_type(type);
     if (is_tensor && refusal(THPVariable_Unpack(in)) == nullptr) {
-      return leaf_(in, at, /*repeats=*/true);
+      return once(in, [&] { return leaf_(in, at); });
     }
     const Entry entry = entry_of(type);
     switch (entry.kind) {
@@ -87,7 +86,7 @@ template <class Leaf> class Walk {
     case Kind::Size: // walked for what is refused: a SymInt
       return THPObjectPtr(tuple(in, at, depth) ? Py_NewRef(in) : nullptr);
     case Kind::Custom:
-      return is_tensor ? wrapper(in, entry, at, depth) : custom(in, entry, at, depth);
+      return is_tensor ? once(in, [&] { return custom(in, entry, at, depth); }) : custom(in, entry, at, depth);
     case Kind::Unknown:
       break;
     }
@@ -95,7 +94,7 @@ template <class Leaf> class Walk {
       return THPObjectPtr();
     }
     if (is_tensor) {
-      return leaf_(in, at, /*repeats=*/true); // refuses it, with the reason
+      return leaf_(in, at); // refuses it, with the reason
     }
     if (passes(type, at, passthrough_)) {
       return THPObjectPtr(Py_NewRef(in));
@@ -155,23 +154,20 @@ template <class Leaf> class Walk {
                : nullptr);
   }
 
-  // A tensor that is made of tensors: one gives one, as for every tensor.
-  THPObjectPtr wrapper(PyObject* in, const Entry& entry, const Step* at, int depth) {
-    for (auto& [seen, made] : wrappers_) {
-      if (seen.get() == in) {
-        return THPObjectPtr::dup(made.get());
-      }
+  template <class Make> THPObjectPtr once(PyObject* in, Make&& make) {
+    if (const THPObjectPtr* made = made_.find(in)) {
+      return THPObjectPtr::dup(made->get());
     }
-    THPObjectPtr out = custom(in, entry, at, depth);
+    THPObjectPtr out = make();
     if (out) {
-      wrappers_.emplace_back(THPObjectPtr::dup(in), THPObjectPtr::dup(out.get()));
+      made_.add(in, THPObjectPtr::dup(in), THPObjectPtr::dup(out.get()));
     }
     return out;
   }
 
   Leaf& leaf_;
   PyObject* passthrough_;
-  std::vector<std::pair<THPObjectPtr, THPObjectPtr>> wrappers_;
+  Memo<THPObjectPtr> made_;
 };
 
 class WeakLeaf {
@@ -179,7 +175,7 @@ class WeakLeaf {
   explicit WeakLeaf(const Options& options) : options_(options) {
   }
 
-  THPObjectPtr operator()(PyObject* in, const Step* at, bool repeats) {
+  THPObjectPtr operator()(PyObject* in, const Step* at) {
     const at::Tensor& source = THPVariable_Unpack(in);
     if (C10_UNLIKELY(options_.keep_cpu) && source.device().is_cpu()) {
       return THPObjectPtr(Py_NewRef(in));
@@ -191,7 +187,7 @@ class WeakLeaf {
     if (C10_UNLIKELY(options_.owns != nullptr) && source.storage().nbytes() != 0 && !options_.owns(source.storage())) {
       return outside(in, at, source);
     }
-    return THPObjectPtr(wrap(aliases_.of(source, repeats), Py_TYPE(in)));
+    return THPObjectPtr(wrap(aliases_.of(source), Py_TYPE(in)));
   }
 
  private:
@@ -215,7 +211,7 @@ class WeakLeaf {
 struct CallLeaf {
   PyObject* function;
 
-  THPObjectPtr operator()(PyObject* in, const Step* at, bool /*repeats*/) const {
+  THPObjectPtr operator()(PyObject* in, const Step* at) const {
     THPObjectPtr text(PyUnicode_FromString(path(at).c_str()));
     return THPObjectPtr(text ? PyObject_CallFunctionObjArgs(function, text.get(), in, nullptr) : nullptr);
   }
@@ -234,7 +230,7 @@ template <class Leaf> PyObject* run(PyObject* out, Leaf leaf, PyObject* passthro
 
 // torch.ops.weakref_ext.weak_ref_tensors.default: (PyObject out) -> PyObject
 void boxed(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  const pybind11::gil_scoped_acquire gil; // the dispatcher released it
+  const Gil gil; // the dispatcher released it
   const c10::IValue argument = torch::jit::pop(*stack);
   THPObjectPtr result(weak_ref_tensors(argument.toPyObjectHolder()->getPyObject()));
   if (!result) {

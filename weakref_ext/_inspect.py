@@ -62,21 +62,18 @@ def own(out: T, *, passthrough: Passthrough = ()) -> T:
         low, high = ranges.get(_key(tensor.untyped_storage()), (begin, end))
         ranges[_key(tensor.untyped_storage())] = min(low, begin), max(high, end)
     storages: dict[Any, torch.UntypedStorage] = {}
-    clones: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the source too, so that its id stays its own
 
     def clone(path: str, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in clones:
-            key = _key(tensor.untyped_storage())
-            begin, end = ranges[key]
-            begin -= begin % 16  # stays a whole number of elements of every dtype
-            if key not in storages:
-                storages[key] = _clone_bytes(tensor, begin, end)
-            new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            offset = tensor.storage_offset() - begin // tensor.element_size()
-            new.set_(storages[key], offset, tensor.shape, tensor.stride())
-            new = new.conj() if tensor.is_conj() else new
-            clones[id(tensor)] = tensor, torch._neg_view(new) if tensor.is_neg() else new
-        return clones[id(tensor)][1]
+        key = _key(tensor.untyped_storage())
+        begin, end = ranges[key]
+        begin -= begin % 16  # stays a whole number of elements of every dtype
+        if key not in storages:
+            storages[key] = _clone_bytes(tensor, begin, end)
+        new = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        offset = tensor.storage_offset() - begin // tensor.element_size()
+        new.set_(storages[key], offset, tensor.shape, tensor.stride())
+        new = new.conj() if tensor.is_conj() else new
+        return torch._neg_view(new) if tensor.is_neg() else new
 
     with torch.no_grad():
         owned: T = _C.map_tensors(out, clone, passthrough)

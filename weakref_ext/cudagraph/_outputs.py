@@ -1,17 +1,13 @@
-"""What graphs leave behind: buffers to copy results to, clones for the caller, and what an entry costs."""
+"""What graphs leave behind: buffers to copy results to, and what an entry costs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-import weakref_ext
-
 from ._inputs import Signature, constant, difference, meta, paths
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,19 +28,6 @@ class EntryReport:
     pinned_bytes: int
     pool_bytes: int
     segments: int
-
-
-def output_bytes(out: Any) -> tuple[int, int]:
-    """Bytes that a structure's tensors refer to, and those of them that are pinned."""
-    sizes: dict[int, int] = {}
-    pinned: dict[int, int] = {}
-    for leaf in pytree.tree_leaves(out):
-        if isinstance(leaf, torch.Tensor):
-            storage = leaf.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            if not weakref_ext.is_weak_ref(leaf) or weakref_ext.owner_alive(leaf):
-                pinned[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values()), sum(pinned.values())
 
 
 def outline(leaves: Sequence[Any], spec: pytree.TreeSpec, device_type: str) -> Signature:
@@ -70,22 +53,6 @@ def buffers_for(leaves: Sequence[Any], positions: Iterable[int]) -> dict[int, to
         if id(leaves[i]) not in made:
             made[id(leaves[i])] = torch.empty_like(leaves[i], requires_grad=False)
     return {i: made[id(leaves[i])] for i in positions}
-
-
-def own(out: T) -> T:
-    """The same structure with a clone of every tensor, one for a tensor that occurs twice.
-
-    Raises:
-        TypeError: for a value that may hold tensors and that torch's pytree does not know.
-    """
-    leaves, spec = pytree.tree_flatten(out)
-    clones: dict[int, torch.Tensor] = {}
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, torch.Tensor):
-            constant(leaf, lambda i=i: f"in a result, {paths(spec, ())[i]}")  # type: ignore[misc]
-        elif id(leaf) not in clones:
-            clones[id(leaf)] = leaf.clone()
-    return cast(T, pytree.tree_unflatten([clones.get(id(leaf), leaf) for leaf in leaves], spec))
 
 
 def buffers_of(out: Any, device_type: str) -> tuple[Signature, dict[int, torch.Tensor]]:

@@ -16,7 +16,7 @@ import weakref_ext
 
 from . import _backend
 from ._inputs import Call, Signature, StaticInputs, describe, difference
-from ._outputs import EntryReport, buffers_of, into, output_bytes, own
+from ._outputs import EntryReport, buffers_of, into
 from ._recording import Recording, Run, Step, refuse_nesting, running
 
 Outputs = Literal["weak", "strong", "copy"]
@@ -149,7 +149,7 @@ class CUDAGraphWrapper:
         else:
             self._check(key, entry, call)
             self._replay(entry, call)
-        return own(entry.out) if self.outputs == "copy" else entry.out
+        return weakref_ext.own(entry.out) if self.outputs == "copy" else entry.out
 
     def capture(
         self, sizes: Sequence[int] | None = None, make_inputs: MakeInputs | None = None, *, progress: bool = True
@@ -176,7 +176,8 @@ class CUDAGraphWrapper:
         return [
             EntryReport(
                 describe(entry.signature),
-                *output_bytes(entry.out),
+                output_bytes=weakref_ext.nbytes(entry.out),
+                pinned_bytes=sum(nbytes for _, nbytes in weakref_ext.pinned(entry.out)),
                 pool_bytes=entry.pool_bytes,
                 segments=(len(entry.steps) + 1) // 2,
             )

@@ -13,7 +13,7 @@ test: $(VENV)/tested
 
 lint: $(VENV)/linted
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
-	$(VENV)/bin/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h $(wildcard csrc/cuda/*)
+	$(VENV)/bin/clang-format --dry-run -Werror $(shell git ls-files "*.cpp" "*.h")
 
 $(VENV)/created: scripts/make_venv.py
 	$(PYTHON) scripts/make_venv.py $(VENV) $(TORCH)

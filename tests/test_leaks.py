@@ -1,13 +1,16 @@
 """Millions of calls leave no reference and no byte behind, on success and on every error."""
 
 import gc
+import itertools
 import resource
 import sys
+from collections import deque
 
 import pytest
 import torch
 from helpers import Buffers, use_count
 
+import weakref_ext
 from weakref_ext import LayerName
 
 GOOD = {
@@ -78,6 +81,16 @@ def test_memory_stays_flat(make, weaken):
 
     start = peak_after(20_000)
     assert peak_after(200_000) - start < 1024  # KiB; one leaked alias a call would be 40 MiB
+
+
+def test_10_million_calls_stay_flat():
+    def calls(count):
+        deque(map(weakref_ext.weak_ref_tensors, itertools.repeat(out, count)), maxlen=0)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    out = GOOD["(2:T,[3:T])"]()
+    start = calls(100_000)
+    assert calls(10_000_000) - start < 1024  # KiB; a leaked byte a call would be 10 MiB
 
 
 def test_errors_leave_the_memory_of_their_source_free(weaken):

@@ -71,9 +71,9 @@ void set_resolver(PyObject* resolver);
 
 // Calls visit(child, step) for every child of a container, until one returns false. A child is held while it is
 // visited.
-template <class Visit> bool each_of_list(PyObject* list, const Step* at, Visit&& visit) {
+// `size`: what the caller saw and made room for; any allocation since may have run a finalizer that changed the list.
+template <class Visit> bool each_of_list(PyObject* list, Py_ssize_t size, const Step* at, Visit&& visit) {
   Step step{at};
-  const Py_ssize_t size = PyList_GET_SIZE(list);
   for (; step.index < size; ++step.index) {
     const THPObjectPtr item = list_item(list, step.index);
     if (!item) {

@@ -15,7 +15,7 @@ bool is_plain_tensor(PyObject* in) {
 // visit(child, step) for the children of any container; false with a Python error set, or when `visit` returned false.
 template <class Visit> bool each(PyObject* in, const Entry& entry, const Step* at, Visit&& visit) {
   if (PyList_CheckExact(in)) {
-    return each_of_list(in, at, visit);
+    return each_of_list(in, PyList_GET_SIZE(in), at, visit);
   }
   switch (entry.kind) {
   case Kind::Dict:

@@ -38,8 +38,9 @@ template <class Leaf> class Walk {
 
  private:
   THPObjectPtr list(PyObject* in, const Step* at, int depth) {
-    THPObjectPtr out(enter(at, depth) ? PyList_New(PyList_GET_SIZE(in)) : nullptr);
-    const bool done = out && each_of_list(in, at, [&](PyObject* item, const Step& step) {
+    const Py_ssize_t size = PyList_GET_SIZE(in);
+    THPObjectPtr out(enter(at, depth) ? PyList_New(size) : nullptr);
+    const bool done = out && each_of_list(in, size, at, [&](PyObject* item, const Step& step) {
                         THPObjectPtr mapped = visit(item, &step, depth + 1, 2);
                         PyList_SET_ITEM(out.get(), step.index, mapped.get());
                         return mapped.release() != nullptr;

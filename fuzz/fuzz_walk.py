@@ -9,8 +9,9 @@ the documented errors. No reference may be left behind in either case.
 import ctypes
 import gc
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import atheris
 import torch
@@ -47,6 +48,29 @@ MAX_SIZE = 300  # leaves: shared containers grow exponentially
 SHOWN = 20  # levels that a path in an error shows
 
 
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+CONTAINERS = (list, tuple, dict, OrderedDict, Pair)
+
+
+def children(value: Any) -> list[tuple[str, Any]]:
+    """(how an error writes the step, the child) of a container."""
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    names = [".a", ".b"] if type(value) is Pair else [f"[{i}]" for i in range(len(value))]
+    return list(zip(names, value, strict=True))
+
+
+def like(value: Any, items: list[Any]) -> Any:
+    """A container of the type and keys of `value` that holds `items`."""
+    if isinstance(value, dict):
+        return type(value)(zip(value, items, strict=True))
+    return Pair(*items) if type(value) is Pair else type(value)(items)
+
+
 class Refused(Exception):
     pass
 
@@ -57,11 +81,12 @@ def reference(value: Any, path: Any = None, depth: int = 0) -> Any:
         return value
     if isinstance(value, int) or type(value) is LayerName:
         return value
-    if type(value) not in (list, tuple):
+    if type(value) not in CONTAINERS:
         raise Refused(path)
     if depth >= MAX_LEVELS:
         raise RecursionError
-    return type(value)([reference(item, (path, i), depth + 1) for i, item in enumerate(value)])
+    mapped = [reference(item, (path, step), depth + 1) for step, item in children(value)]
+    return like(value, mapped)
 
 
 def written(path: Any) -> str:
@@ -70,19 +95,19 @@ def written(path: Any) -> str:
     for _ in range(SHOWN):
         if path is None:
             return "out" + text
-        path, i = path
-        text = f"[{i}]{text}"
+        path, step = path
+        text = step + text
     return ("out" if path is None else "out[...]") + text
 
 
 def check(out: Any, expected: Any, aliases: dict[int, torch.Tensor]) -> None:
     if not isinstance(expected, torch.Tensor):
         assert type(out) is type(expected)
-        if type(expected) not in (list, tuple):
+        if type(expected) not in CONTAINERS:
             assert out is expected
             return
-        assert len(out) == len(expected)
-        for item, source in zip(out, expected, strict=True):
+        for (step, item), (expected_step, source) in zip(children(out), children(expected), strict=True):
+            assert step == expected_step
             check(item, source, aliases)
         return
     assert type(out) is torch.Tensor
@@ -98,12 +123,12 @@ def check(out: Any, expected: Any, aliases: dict[int, torch.Tensor]) -> None:
 class Bomb:
     """Cyclic garbage that changes `target` when the garbage collector, run by an allocation of the walk, frees it."""
 
-    def __init__(self, target: list[Any], action: int) -> None:
+    def __init__(self, target: Any, action: int) -> None:
         self.target, self.action, self.me = target, action, self
 
     def __del__(self) -> None:
-        target = self.target
-        ACTIONS[self.action % len(ACTIONS)](target)
+        actions = DICT_ACTIONS if isinstance(self.target, dict) else ACTIONS
+        actions[self.action % len(actions)](self.target)
 
 
 ACTIONS: list[Callable[[list[Any]], Any]] = [
@@ -117,18 +142,25 @@ ACTIONS: list[Callable[[list[Any]], Any]] = [
 ]
 
 
-def build(data: bytes) -> tuple[Any, list[list[Any]], bool]:
-    """(the structure, every list in it, whether a finalizer is armed)"""
+DICT_ACTIONS: list[Callable[[dict[Any, Any]], Any]] = [
+    lambda target: target.clear(),
+    lambda target: target.popitem() if target else None,
+    lambda target: target.__setitem__(len(target), BASE.view(2, 12)),
+    lambda target: target.update({key: torch.ones(1) for key in target}),
+]
+
+
+def build(data: bytes) -> tuple[Any, list[Any], bool]:
+    """(the structure, every list and dict in it, whether a finalizer is armed)"""
     stack: list[tuple[Any, int]] = []  # value and size
-    lists: list[list[Any]] = []
+    lists: list[Any] = []  # and dicts: what a finalizer can change
     made: list[tuple[Any, int]] = []  # containers, to be shared
     armed = False
 
     def push(value: Any, size: int) -> None:
-        if type(value) is list:
+        if isinstance(value, list | dict):
             lists.append(value)
-        if type(value) in (list, tuple):
-            made.append((value, size))
+        made.append((value, size))
         stack.append((value, size))
 
     for byte in data:
@@ -137,8 +169,19 @@ def build(data: bytes) -> tuple[Any, list[list[Any]], bool]:
             stack.append((TENSORS[arg % len(TENSORS)], 1))
         elif op == 1:  # a tensor that only the structure holds
             stack.append((BASE[arg % 24 :], 1))
-        elif op == 2:
+        elif op == 2 and arg < 20:
             stack.append(((arg, arg % 2 == 0, LAYER)[arg % 3], 1))
+        elif op == 2:
+            taken = [stack.pop() for _ in range(min(arg - 19, len(stack)))]
+            size = 1 + sum(size for _, size in taken)
+            values = [value for value, _ in taken]
+            if size > MAX_SIZE:
+                continue
+            if arg % 3 == 0 and len(values) == 2:
+                push(Pair(*values), size)
+            else:
+                keys = [f"k{i}" if i % 2 else i for i in range(len(values))]
+                push((dict if arg % 3 == 1 else OrderedDict)(zip(keys, values, strict=True)), size)
         elif op in (3, 4):
             taken = [stack.pop() for _ in range(min(arg, len(stack)))]
             size = 1 + sum(size for _, size in taken)
@@ -157,7 +200,7 @@ def build(data: bytes) -> tuple[Any, list[list[Any]], bool]:
                 stack.append((value, size + levels))
             elif lists:  # contains itself, in front: the walk must not go through all the rest at every level
                 target = lists[arg % len(lists)]
-                target.insert(0, target)
+                target.update(me=target) if isinstance(target, dict) else target.insert(0, target)
         elif op == 7 and lists:
             Bomb(lists[arg % len(lists)], arg // 4)
             armed = True
@@ -203,7 +246,7 @@ def run(data: bytes) -> None:
         assert failure is None, failure
         check(out, expected, {})
     for made in lists:
-        made.clear()  # a list that contains itself
+        made.clear()  # one that contains itself
 
 
 def add_native_coverage() -> None:

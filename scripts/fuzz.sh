@@ -10,5 +10,5 @@ CFLAGS="-fsanitize-coverage=trace-pc" LDFLAGS="$PWD/build/fuzz/coverage.o" MAX_J
   "$python" setup.py -q build --build-base build/fuzz --build-lib build/fuzz/lib >build/fuzz/build.log 2>&1 ||
   { cat build/fuzz/build.log; exit 1; }
 [ $# -gt 0 ] || set -- -max_total_time=60
-PYTHONPATH=build/fuzz/lib exec "$python" fuzz/fuzz_walk.py -max_len=256 -timeout=120 -artifact_prefix=build/fuzz/ \
+PYTHONPATH=build/fuzz/lib exec "$python" -X faulthandler fuzz/fuzz_walk.py -max_len=256 -timeout=120 -artifact_prefix=build/fuzz/ \
   -print_final_stats=1 "$@" build/fuzz/corpus fuzz/seeds

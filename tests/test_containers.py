@@ -1,6 +1,7 @@
 """A container comes back as one of its own type, with its keys, order and attributes; a foreign one raises by name."""
 
 import dataclasses
+import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
@@ -357,3 +358,35 @@ def test_the_slow_look_up_happens_once_per_type(monkeypatch):
         assert asked == [Fresh]
     finally:
         weakref_ext._C.set_resolver(real)
+
+
+@pytest.mark.parametrize("change", [lambda out: out.extend([3] * 50_000), list.clear], ids=["grows", "shrinks"])
+def test_a_list_that_a_finalizer_changes_at_the_first_allocation_is_no_crash(change):
+    """The walk makes room for the list as it saw it: making it may run the finalizer. Found by the fuzzer."""
+
+    class Bomb:
+        def __init__(self, target):
+            self.target, self.me = target, self
+
+        def __del__(self):
+            change(self.target)
+
+    weaken, out = weakref_ext.weak_ref_tensors, [1] * 40
+    no_free_list = [[] for _ in range(200)]  # noqa: F841
+    gc.collect()
+    gc.freeze()
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    gc.disable()
+    try:
+        Bomb(out)
+        gc.enable()
+        result = weaken(out)  # the next allocation of a container collects the bomb
+    except RuntimeError as error:
+        result = str(error)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+        gc.unfreeze()
+    assert len(out) in (0, 50_040), "the finalizer never ran"
+    assert result in ("out changed size during the walk", [1] * 40)

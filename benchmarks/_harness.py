@@ -15,10 +15,10 @@ import statistics
 import time
 import timeit
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,7 @@ CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 
 Summary = dict[str, float]
+Name = TypeVar("Name", bound=Hashable)
 
 
 def machine() -> dict[str, Any]:
@@ -57,11 +58,11 @@ def effort(quick: bool) -> dict[str, Any]:
 
 
 def samples(
-    contenders: Mapping[str, Callable[[], object]],
+    contenders: Mapping[Name, Callable[[], object]],
     rounds: int,
     round_s: float,
     between: Callable[[], object] = lambda: None,
-) -> dict[str, list[float]]:
+) -> dict[Name, list[float]]:
     """Nanoseconds a call of every contender in each of `rounds`, `round_s` seconds long.
 
     Measured in turns, so that a slow moment of the machine falls on all of them; the order turns too. `between` runs
@@ -72,7 +73,7 @@ def samples(
     loops = {name: max(1, int(round_s / max(timer.timeit(3) / 3, 1e-9))) for name, timer in timers.items()}
     for name, timer in timers.items():
         timer.timeit(loops[name])
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    taken: dict[Name, list[float]] = {name: [] for name in contenders}
     gc.collect()
     names = list(contenders)
     for _ in range(rounds):
@@ -83,9 +84,14 @@ def samples(
     return taken
 
 
-def compare(contenders: Mapping[str, Callable[[], object]], **options: Any) -> dict[str, Summary]:
-    """The `samples` of every contender, summed up; ratios of medians are what to read."""
+def compare(contenders: Mapping[Name, Callable[[], object]], **options: Any) -> dict[Name, Summary]:
+    """The `samples` of every contender, summed up."""
     return {name: summary(values) for name, values in samples(contenders, **options).items()}
+
+
+def ratio(slow: Sequence[float], fast: Sequence[float]) -> Summary:
+    """How many times longer `slow` took, round by round: a moment in which the machine is slow hits both."""
+    return summary([a / b for a, b in zip(slow, fast, strict=True)])
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -143,14 +149,14 @@ def main(*argv: str) -> int:
     options = parser.parse_args(argv)
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"unknown: {', '.join(unknown)}")
-    failed = []
+    failed: list[str] = []
     for name in options.names or NAMES:
         module = importlib.import_module(f"benchmarks.{name}")
         if module.NEEDS_GPU and not CUDA:
             print(f"== {name} needs a GPU")
             failed += options.names and [name]
             continue
-        print(f"== {name}: {module.__doc__.splitlines()[0]}", flush=True)
+        print(f"== {name}: {str(module.__doc__).splitlines()[0]}", flush=True)
         start = time.perf_counter()
         try:
             sections = module.measure(options.quick)

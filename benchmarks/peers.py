@@ -28,7 +28,7 @@ def vllm_recursion(out: Any) -> Any:
 
 
 def sglang_one_level(out: Any) -> Any:
-    """SGLang's: the per-tensor op for a tensor or each element of a list or tuple; whatever else is inside, it raises."""
+    """SGLang's: the per-tensor op for a tensor or each element of a list or tuple; raises for all else inside."""
     op = torch.ops.weakref_bench.per_tensor
     if isinstance(out, torch.Tensor):
         return op(out)

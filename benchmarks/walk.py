@@ -13,7 +13,7 @@ import torch
 import weakref_ext
 
 from . import peers
-from ._harness import CUDA, DEVICE, Summary, claim, compare, effort, table
+from ._harness import CUDA, DEVICE, Summary, claim, compare, effort, ratio, samples, summary, table
 
 NEEDS_GPU = False
 OP = torch.ops.weakref_ext.weak_ref_tensors
@@ -69,8 +69,8 @@ def contenders(out: Any) -> dict[str, Callable[[], object]]:
         FLOOR: lambda: floor_of(flat),
     }
     if len(flat) == len(leaves):  # a list of tensors and ints has no IValue type
-        calls["weakref_ext: op.ivalue"] = lambda: OP.ivalue(out)
-        calls["weakref_ext: ivalue from C++"] = peers.baseline().OpLoop(out)
+        calls["weakref_ext: op.ivalue from Python"] = lambda: OP.ivalue(out)
+        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(out)
     level = out if isinstance(out, list | tuple) else [out]
     if all(isinstance(element, torch.Tensor) for element in level):
         calls["SGLang way (one level)"] = lambda: peers.sglang_one_level(out)
@@ -91,31 +91,24 @@ def by_width(widths: tuple[int, ...], options: dict[str, Any]) -> dict[str, dict
     return rows
 
 
-def times_faster(rows: dict[str, Summary]) -> dict[str, float]:
-    """Ratios of medians."""
-    pairs = [(OURS, VLLM), (ENTRY, VLLM), (ENTRY, OURS), (OURS, TE), (ENTRY, TE), (ENTRY, FLOOR)]
-    return {
-        f"{ours} / {other}": round(rows[other]["median"] / rows[ours]["median"], 3)
-        for ours, other in pairs
-        if other in rows
-    }
+Samples = dict[str, list[float]]  # contender -> ns a call, by round
+
+FASTER = ((OURS, VLLM), (ENTRY, VLLM), (ENTRY, OURS), (OURS, TE), (ENTRY, TE), (ENTRY, FLOOR))
 
 
-def claims(tables: dict[str, dict[str, dict[str, Summary]]]) -> list[dict[str, Any]]:
+def claims(faster: dict[str, dict[str, dict[str, Summary]]]) -> list[dict[str, Any]]:
     made = []
-    for mode, by_structure in tables.items():
-
-        def ratio(slow: str, fast: str, rows: dict[str, Summary] = by_structure[MAIN]) -> float:
-            return rows[slow]["median"] / rows[fast]["median"]
-
+    for mode, by_structure in faster.items():
+        figures = {name: row["median"] for name, row in by_structure[MAIN].items()}
         here = f"in {mode}, {MAIN}"
-        made.append(claim(f"{here}: the op, times faster than the vLLM way", ratio(VLLM, OURS), least=5))
-        made.append(claim(f"{here}: the Python entry, times faster than the vLLM way", ratio(VLLM, ENTRY), least=13))
-        made.append(claim(f"{here}: the Python entry over the floor", ratio(ENTRY, FLOOR), most=1.3))
+        made.append(claim(f"{here}: the op, times faster than the vLLM way", figures[f"{OURS} / {VLLM}"], least=5))
+        entry = figures[f"{ENTRY} / {VLLM}"]
+        made.append(claim(f"{here}: the Python entry, times faster than the vLLM way", entry, least=13))
+        made.append(claim(f"{here}: the Python entry over the floor", 1 / figures[f"{ENTRY} / {FLOOR}"], most=1.3))
         if CUDA:
-            made.append(claim(f"{here}: the op, times faster than the TE way", ratio(TE, OURS), least=10))
-        faster = ratio(VLLM, ENTRY, by_structure["{6:T}"])
-        made.append(claim(f"in {mode}, {{6:T}}: the Python entry, times faster than the vLLM way", faster, least=8))
+            made.append(claim(f"{here}: the op, times faster than the TE way", figures[f"{OURS} / {TE}"], least=10))
+        entry = by_structure["{6:T}"][f"{ENTRY} / {VLLM}"]["median"]
+        made.append(claim(f"in {mode}, {{6:T}}: the Python entry, times faster than the vLLM way", entry, least=8))
     return made
 
 
@@ -124,24 +117,32 @@ def measure(quick: bool) -> dict[str, Any]:
     sys.setrecursionlimit(20_000)  # for the peers' recursion at depth 500
     depths, widths = ((1, 100), (1, 10)) if quick else (DEPTHS, WIDTHS)
     try:
-        tables = {}
+        taken: dict[str, dict[str, Samples]] = {}
         for mode, context in MODES.items():
             with context():
-                tables[mode] = {name: compare(contenders(out), **effort(quick)) for name, out in structures().items()}
+                taken[mode] = {name: samples(contenders(out), **effort(quick)) for name, out in structures().items()}
         with torch.inference_mode():
             depth = {levels: compare(contenders(nested(levels)), **effort(quick)) for levels in depths}
             width = by_width(widths, effort(quick) if quick else dict(rounds=9, round_s=0.01))
     finally:
         sys.setrecursionlimit(limit)
+    faster = {
+        mode: {
+            name: {f"{a} / {b}": ratio(rows[b], rows[a]) for a, b in FASTER if b in rows}
+            for name, rows in by_structure.items()
+        }
+        for mode, by_structure in taken.items()
+    }
     return dict(
         peers="restated",
-        structures=tables,
-        times_faster={
-            mode: {name: times_faster(rows) for name, rows in by_name.items()} for mode, by_name in tables.items()
+        structures={
+            mode: {name: {c: summary(values) for c, values in rows.items()} for name, rows in by_structure.items()}
+            for mode, by_structure in taken.items()
         },
+        times_faster=faster,
         by_depth=depth,
         ns_per_tensor_by_width=width,
-        claims=claims(tables),
+        claims=claims(faster),
     )
 
 

@@ -54,7 +54,7 @@ def machine() -> dict[str, Any]:
 
 def effort(quick: bool) -> dict[str, Any]:
     """Keyword arguments of `compare` and `samples`: enough for a median, or only for the code to have run."""
-    return dict(rounds=2, round_s=1e-5) if quick else dict(rounds=15, round_s=0.005)
+    return dict(rounds=2, round_s=1e-5) if quick else dict(rounds=11, round_s=0.005)
 
 
 def samples(

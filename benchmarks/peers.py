@@ -1,6 +1,8 @@
 """How others make non-owning tensors, restated: each engine's walk over its per-tensor way, without the engine."""
 
 import os
+import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,12 @@ from torch.utils import cpp_extension
 @cache
 def baseline() -> Any:
     """The compiled part: torch.ops.weakref_bench.per_tensor, floor_of and OpLoop."""
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
-    return cpp_extension.load("weakref_bench", [str(Path(__file__).parent / "baseline.cpp")], extra_cflags=["-O3"])
+    start = time.perf_counter()
+    scripts = str(Path(sys.executable).parent)  # where pip puts ninja, on PATH only in an activated environment
+    os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    native = cpp_extension.load("weakref_bench", [str(Path(__file__).parent / "baseline.cpp")], extra_cflags=["-O3"])
+    print(f"baseline.cpp built, or loaded, in {time.perf_counter() - start:.1f} s", flush=True)
+    return native
 
 
 def vllm_recursion(out: Any) -> Any:

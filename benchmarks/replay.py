@@ -22,9 +22,11 @@ def model(x: torch.Tensor) -> Any:
 
 def captured(x: torch.Tensor, way: str) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph and what is kept of its output."""
+    model(x)  # warm-up
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = WAYS[way](model(x))
+    graph.replay()
     return graph, kept
 
 

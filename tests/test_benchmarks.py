@@ -95,6 +95,8 @@ def test_the_figures_are_drawn_from_the_committed_results(tmp_path):
     pytest.importorskip("matplotlib")
     from benchmarks import plot
 
+    if not plot.FIGURES.exists():
+        pytest.skip("an sdist has no docs/")
     drawn = {file.name for file in plot.main(figures=tmp_path)}
     committed = {file.name for file in plot.FIGURES.iterdir()}
     assert drawn == committed

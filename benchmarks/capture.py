@@ -107,7 +107,7 @@ def figures(total: Times, walk: Times, sizes: list[int]) -> dict[str, Any]:
             for name in walk
             if name not in (NONE, STRONG)
         },
-        capture_us_by_size={name: by_size(total[name]) for name in (NONE, ENTRY)},
+        capture_us_by_size={name: by_size(times) for name, times in total.items()},
         walk_us_by_size=by_size(walk[ENTRY]),
     )
 

@@ -1,6 +1,8 @@
 """How others make non-owning tensors, restated: each engine's walk over its per-tensor way, without the engine."""
 
 import os
+import sys
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ from torch.utils import cpp_extension
 
 @cache
 def baseline() -> Any:
-    """The compiled part: torch.ops.weakref_bench.per_tensor and floor_of."""
-    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "9.0")
-    return cpp_extension.load("weakref_bench", [str(Path(__file__).parent / "baseline.cpp")], extra_cflags=["-O3"])
+    """The compiled part: torch.ops.weakref_bench.per_tensor, floor_of and OpLoop."""
+    start = time.perf_counter()
+    scripts = str(Path(sys.executable).parent)  # where pip puts ninja, on PATH only in an activated environment
+    os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    native = cpp_extension.load("weakref_bench", [str(Path(__file__).parent / "baseline.cpp")], extra_cflags=["-O3"])
+    print(f"baseline.cpp built, or loaded, in {time.perf_counter() - start:.1f} s", flush=True)
+    return native
 
 
 def vllm_recursion(out: Any) -> Any:
@@ -25,6 +31,18 @@ def vllm_recursion(out: Any) -> Any:
     if isinstance(out, dict):
         return {key: vllm_recursion(value) for key, value in out.items()}
     return out
+
+
+def sglang_one_level(out: Any) -> Any:
+    """SGLang's: the per-tensor op for a tensor or each element of a list or tuple; raises for all else inside."""
+    op = torch.ops.weakref_bench.per_tensor
+    if isinstance(out, torch.Tensor):
+        return op(out)
+    if isinstance(out, list):
+        return [op(element) for element in out]
+    if isinstance(out, tuple):
+        return tuple(op(element) for element in out)
+    raise ValueError("Invalid type for tensors")
 
 
 TYPE_STRINGS = {torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<f2", torch.int64: "<i8"}
@@ -64,6 +82,8 @@ def detach_recursion(out: Any) -> Any:
         return out.detach()
     if isinstance(out, list | tuple):
         return type(out)([detach_recursion(element) for element in out])
+    if isinstance(out, dict):
+        return {key: detach_recursion(value) for key, value in out.items()}
     return out
 
 

@@ -3,14 +3,19 @@
 ``python -m benchmarks.pool_cost`` (needs a GPU)
 """
 
+import sys
+from typing import Any
+
 import torch
 
 import weakref_ext
 
-from ._harness import compare, save, table
+from ._harness import compare, effort, table
+
+NEEDS_GPU = True
 
 
-def main() -> None:
+def measure(quick: bool) -> dict[str, Any]:
     x = torch.randn(16, 64, device="cuda")
     results = {}
     kept = []
@@ -24,11 +29,15 @@ def main() -> None:
                 "the pool's": lambda out=out, pool=pool: weakref_ext.weak_ref_tensors(out, pool=pool),
                 "memory_snapshot(pool)": lambda pool=pool: torch.cuda.memory_snapshot(pool),
             }
-            results[f"{blocks} other live blocks"] = compare(calls, rounds=9, round_s=0.01)
-    for name, rows in results.items():
-        print(table(name, rows, reference="every tensor"))
-    print("wrote", save("pool_cost", calls=results))
+            results[f"{blocks} other live blocks"] = compare(calls, **effort(quick))
+    return dict(calls=results)
+
+
+def report(result: dict[str, Any]) -> str:
+    return "\n".join(table(name, rows, reference="every tensor") for name, rows in result["calls"].items())
 
 
 if __name__ == "__main__":
-    main()
+    from ._harness import main
+
+    sys.exit(main("pool_cost", *sys.argv[1:]))

@@ -1,14 +1,9 @@
-"""What a CUDAGraphWrapper costs beside bare torch.cuda.graph: pool, time to capture, time per call. Needs a GPU.
+"""What does a CUDAGraphWrapper cost beside bare torch.cuda.graph? Pool, time to capture, time per call.
 
-    python -m benchmarks.wrappers --json benchmarks/results/wrappers.json
-
-Exits with 1 where the wrapper's pool is more than 2 MiB above the floor or a capture more than 2 % slower.
+``python -m benchmarks.wrappers`` (needs a GPU)
 """
 
-import argparse
 import gc
-import json
-import platform
 import statistics
 import sys
 import time
@@ -26,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from llama import Config, Llama, random_weights
 from llm import POOL_SIZES, measure_pool
 
+from ._harness import claim
+
+NEEDS_GPU = True
 HIDDEN, AUX = 4096, 3
 CAPTURE_BATCHES = (32, 16, 8, 4, 2, 1)
 
@@ -139,47 +137,45 @@ def call_time() -> dict[str, float]:
     return figures
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="pairs of timed captures")
-    parser.add_argument("--json", help="write the results to this file")
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        print("bench_wrappers needs a GPU")
-        return 1
+def tokens(size: int) -> list[torch.Tensor]:
+    return [torch.zeros(size, dtype=torch.int64, device="cuda") for _ in range(2)]
 
-    def tokens(size: int) -> list[torch.Tensor]:
-        return [torch.zeros(size, dtype=torch.int64, device="cuda") for _ in range(2)]
 
-    with torch.inference_mode():
-        pool = measure_pool(
-            Decoder(), lambda size: [torch.zeros(size, HIDDEN, device="cuda", dtype=torch.bfloat16)], POOL_SIZES
-        )
-        model = Llama(Config(), random_weights(Config()), max(CAPTURE_BATCHES), 64, "cuda")
-        capture = capture_time(model, [tokens(size) for size in CAPTURE_BATCHES], options.rounds)
-        call = call_time()
-    result = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "pool_mib": pool,
-        "capture": capture,
-        "call_us": call,
-    }
-    print(f"{result['device']}, torch {result['torch']}, Python {result['python']}")
-    print(f"\npool, MiB, {AUX} x {HIDDEN} aux, {len(POOL_SIZES)} sizes to {max(POOL_SIZES)}")
-    for name, mib in pool.items():
-        print(f"  {name:<28}{mib:>10.1f}")
-    print(f"\ncapture of {len(CAPTURE_BATCHES)} sizes of a {model.config.layers}-layer Llama, s")
-    for name, value in capture.items():
-        print(f"  {name:<28}{value:>10.4f}")
-    print("\nhost time per call, us")
-    for name, us in call.items():
-        print(f"  {name:<28}{us:>10.2f}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
-    return not (max(pool["nested"], pool["wrapper"]) <= pool["floor"] + 2 and capture["ratio"] <= 1.02)
+def hidden_states(size: int) -> list[torch.Tensor]:
+    return [torch.zeros(size, HIDDEN, device="cuda", dtype=torch.bfloat16)]
+
+
+@torch.inference_mode()
+def measure(quick: bool) -> dict[str, Any]:
+    batches, pool_sizes = (CAPTURE_BATCHES[-1:], POOL_SIZES[:2]) if quick else (CAPTURE_BATCHES, POOL_SIZES)
+    pool = measure_pool(Decoder(), hidden_states, pool_sizes)
+    model = Llama(Config(), random_weights(Config()), max(CAPTURE_BATCHES), 64, "cuda")
+    capture = capture_time(model, [tokens(size) for size in batches], 1 if quick else 9)
+    above = max(pool["nested"], pool["wrapper"]) - pool["floor"]
+    return dict(
+        pool=f"{AUX} aux of {HIDDEN}, {len(pool_sizes)} sizes to {max(pool_sizes)}",
+        pool_mib=pool,
+        capture_of=f"{len(batches)} sizes of a {model.config.layers}-layer Llama",
+        capture=capture,
+        call_us=call_time(),
+        claims=[
+            claim("pool of nested weak refs and of the wrapper, MiB above the floor", above, most=2),
+            claim("captures by the wrapper, of the time of bare ones", capture["ratio"], most=1.02),
+        ],
+    )
+
+
+def report(result: dict[str, Any]) -> str:
+    lines = [f"pool, MiB, {result['pool']}"]
+    lines += [f"  {name:<28}{mib:>10.1f}" for name, mib in result["pool_mib"].items()]
+    lines += [f"capture of {result['capture_of']}, s"]
+    lines += [f"  {name:<28}{value:>10.4f}" for name, value in result["capture"].items()]
+    lines += ["host time per call, us"]
+    lines += [f"  {name:<28}{us:>10.2f}" for name, us in result["call_us"].items()]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from ._harness import main
+
+    sys.exit(main("wrappers", *sys.argv[1:]))

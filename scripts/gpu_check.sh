@@ -23,10 +23,7 @@ tests() { # a process a file: a test that breaks the CUDA context must not take 
 
 bench() {
   "$VENV/bin/python" -m weakref_ext demo --json "$OUT/demo_gpu.json"
-  "$VENV/bin/python" -m benchmarks.walk
-  "$VENV/bin/python" -m benchmarks.pool_cost
-  "$VENV/bin/python" -m benchmarks.wrappers --json "$OUT/wrappers_gpu.json"
-  [ "$OUT" = benchmarks/results ] || cp benchmarks/results/*_gpu.json "$OUT"
+  "$VENV/bin/python" -m benchmarks --out "$OUT"
 }
 
 sanitize() { # without the caching allocator every block is the driver's own, so an access past it is seen

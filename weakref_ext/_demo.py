@@ -20,13 +20,14 @@ Output = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class Decoder(torch.nn.Module):
-    """A stack of residual blocks that gives ``(hidden, [aux, aux, aux])``, as EAGLE3 targets do.
+    """A stack of residual blocks that gives ``(hidden, [aux, ...])``, as EAGLE3 targets do: the first blocks' results.
 
     Input (tokens, hidden) and every output alike: (tokens, hidden) of the weights' dtype.
     """
 
-    def __init__(self, hidden: int, layers: int = 4) -> None:
+    def __init__(self, hidden: int, layers: int = 4, num_aux: int = 3) -> None:
         super().__init__()
+        self.num_aux = num_aux
         self.ups = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
         self.downs = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden, bias=False) for _ in range(layers))
 
@@ -35,7 +36,7 @@ class Decoder(torch.nn.Module):
         for up, down in zip(self.ups, self.downs, strict=True):
             x = x + down(torch.nn.functional.silu(up(torch.nn.functional.rms_norm(x, x.shape[-1:]))))
             aux.append(x)
-        return torch.nn.functional.rms_norm(x, x.shape[-1:]), aux[:3]
+        return torch.nn.functional.rms_norm(x, x.shape[-1:]), aux[: self.num_aux]
 
 
 # What a wrapper keeps of a capture's output.
@@ -69,7 +70,7 @@ def held(tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def _pool() -> Iterator[Any]:
+def fresh_pool() -> Iterator[Any]:
     """A fresh graph pool, gone from the device afterwards."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -78,24 +79,39 @@ def _pool() -> Iterator[Any]:
     torch.cuda.empty_cache()
 
 
-def _segments(pool: Any) -> list[dict[str, Any]]:
+def segments_of(pool: Any) -> list[dict[str, Any]]:
+    """The pool's part of the allocator's snapshot."""
     return [s for s in torch.cuda.memory_snapshot(pool) if tuple(s["segment_pool_id"]) == tuple(pool)]
+
+
+def warm_stream(model: Decoder, x: torch.Tensor) -> torch.cuda.Stream:
+    """A stream to capture on: library handles and workspaces belong to no capture."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        model(x)
+    torch.cuda.synchronize()
+    return stream
+
+
+def capture_all(
+    model: Decoder, x: torch.Tensor, sizes: list[int], way: str, pool: Any, stream: torch.cuda.Stream
+) -> tuple[dict[int, Any], dict[int, torch.cuda.CUDAGraph]]:
+    """Capture every size into one pool, in the order given: what is kept of each one's output, and its graph."""
+    kept, graphs = {}, {}
+    for size in sizes:
+        graphs[size] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[size], pool=pool, stream=stream):
+            # inside the capture, so that the next one can have the memory
+            kept[size] = WAYS[way](model(x[:size]))
+    return kept, graphs
 
 
 def on_gpu(model: Decoder, x: torch.Tensor, sizes: list[int], way: str) -> Row:
     """Capture every size, largest first, into one pool; then replay every size against eager."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        model(x)  # warm-up: library handles and workspaces belong to no capture
-    torch.cuda.synchronize()
-    kept, graphs = {}, {}
-    with _pool() as pool:
-        for size in sorted(sizes, reverse=True):
-            graphs[size] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[size], pool=pool, stream=stream):
-                # inside the capture, so that the next one can have the memory
-                kept[size] = WAYS[way](model(x[:size]))
-        segments = _segments(pool)
+    stream = warm_stream(model, x)
+    with fresh_pool() as pool:
+        kept, graphs = capture_all(model, x, sorted(sizes, reverse=True), way, pool, stream)
+        segments = segments_of(pool)
         pool_bytes = sum(segment["total_size"] for segment in segments)
         pinned = sum(segment["allocated_size"] for segment in segments)
         equal = None if kept[sizes[0]] is None else True

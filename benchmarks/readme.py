@@ -1,0 +1,132 @@
+"""Rewrites the block between <!-- numbers --> and <!-- /numbers --> of README.md from the committed results alone.
+
+``python -m benchmarks.readme``. A table whose results do not exist is left out; no figure is written by hand.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ._harness import RESULTS, load
+from .walk import ENTRY, FLOOR, MAIN, OURS, TE, VLLM
+
+README = Path(__file__).parents[1] / "README.md"
+START, END = "<!-- numbers -->", "<!-- /numbers -->"
+MODE = "inference mode"
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def on(machine: dict[str, Any]) -> str:
+    return f"{machine['gpu'] or machine['cpu'] + ' CPU'}, torch {machine['torch']}"
+
+
+def spread(row: dict[str, float], digits: int = 2, scale: float = 1) -> str:
+    median, low, high = (row[key] / scale for key in ("median", "q1", "q3"))
+    return f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def walk(folder: Path) -> str | None:
+    results = [result for kind in ("gpu", "cpu") if (result := load(f"walk_{kind}", folder))]
+    if not results:
+        return None
+    tables = [result["structures"][MODE][MAIN] for result in results]
+    names = sorted(
+        {name for rows in tables for name in rows},
+        key=lambda name: next(rows[name]["median"] for rows in tables if name in rows),
+    )
+    body = [[name, *(spread(rows[name], scale=1e3) if name in rows else "" for rows in tables)] for name in names]
+    text = f"One call for `{MAIN}`, µs: median (quartiles), in {MODE}. Other projects' ways are restated in "
+    text += "`benchmarks/peers.py`.\n\n" + markdown(["", *(on(result["machine"]) for result in results)], body)
+    for result in results:
+        faster = {
+            name: row["median"] for name, row in result.get("times_faster", {}).get(MODE, {}).get(MAIN, {}).items()
+        }
+        said = [
+            f"the {what} is {faster[f'{ours} / {other}']:.1f} times faster than the {than}"
+            for what, ours, than, other in (
+                ("op", OURS, "vLLM way", VLLM),
+                ("Python entry", ENTRY, "vLLM way", VLLM),
+                ("op", OURS, "TE way", TE),
+            )
+            if f"{ours} / {other}" in faster
+        ]
+        if said:
+            said.append(f"the Python entry takes {1 / faster[f'{ENTRY} / {FLOOR}']:.2f} of the floor's time")
+            text += f"\n\nOn {on(result['machine'])}: {', '.join(said)} (medians of the ratios within a round)."
+    return text
+
+
+def memory(folder: Path) -> str | None:
+    result = load("memory_gpu", folder)
+    if result is None:
+        return None
+    sizes = result["rows"][0]["sizes"]
+    pools: dict[int, dict[str, float]] = {}
+    for row in result["rows"]:
+        if (row["sizes"], row["order"], row["hidden"]) == (sizes, "largest first", 4096):
+            pools.setdefault(row["num_aux"], {})[row["way"]] = row["pool_mib"]
+    ways = list(next(iter(pools.values())))
+    body = [[str(num_aux), *(f"{by_way[way]:.0f}" for way in ways)] for num_aux, by_way in pools.items()]
+    return f"Graph pool for sizes {sizes} tokens, hidden 4096, bf16, MiB, on {on(result['machine'])}.\n\n" + markdown(
+        ["aux outputs", *ways], body
+    )
+
+
+def capture(folder: Path) -> str | None:
+    result = load("capture_gpu", folder)
+    if result is None:
+        return None
+    body = [
+        [
+            title,
+            spread(each["capture_us"][ENTRY], 0),
+            spread(each["walk_us"][ENTRY]),
+            f"{each['share_percent'][ENTRY]['median']:.2f} %",
+            f"{each['share_percent'][VLLM]['median']:.2f} %",
+            f"{each['share_percent'][TE]['median']:.2f} %",
+        ]
+        for title, each in result["captures"].items()
+    ]
+    head = ["model", "capture, µs", "our walk in it, µs", "our share", "vLLM way's", "TE way's"]
+    text = f"A call in each capture of {len(result['sizes'])} sizes, cold, hidden {result['hidden']}, Python entry, "
+    return text + f"on {on(result['machine'])}.\n\n" + markdown(head, body)
+
+
+def replay(folder: Path) -> str | None:
+    result = load("replay_gpu", folder)
+    if result is None:
+        return None
+    added = result["replay_added_ns"]["weak - strong"]
+    text = f"A replay with weak outputs kept takes {spread(added, 0)} ns more than one with strong outputs, of "
+    return text + f"{result['replay']['strong']['median']:,.0f} ns, on {on(result['machine'])}."
+
+
+def block(folder: Path = RESULTS) -> str:
+    """The text between the markers."""
+    parts = [part for make in (walk, memory, capture, replay) if (part := make(folder))]
+    return "\n\n".join(parts)
+
+
+def rewritten(text: str, folder: Path = RESULTS) -> str:
+    """`text` with its block made from the results of today.
+
+    Raises ValueError where the markers are missing.
+    """
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"no block between {START} and {END}")
+    return f"{before}{START}\n{block(folder)}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    try:
+        README.write_text(rewritten(README.read_text()))
+    except ValueError as error:
+        sys.exit(f"{README.name}: {error}")

@@ -55,9 +55,14 @@ def nested(depth: int) -> Any:
 
 
 def contenders(out: Any) -> dict[str, Callable[[], object]]:
-    """Name -> call of everything that can take `out` on this machine."""
+    """Name -> call of everything that can take `out` on this machine.
+
+    Nothing but `out` holds its tensors, as a capture's output is held: what needs a reference gets clones.
+    """
     leaves = torch.utils._pytree.tree_leaves(out)
-    flat = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    flat = [leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors_only = len(flat) == len(leaves)
+    del leaves
     floor_of = peers.baseline().floor_of
     calls = {
         ENTRY: lambda: weakref_ext.weak_ref_tensors(out),
@@ -68,9 +73,9 @@ def contenders(out: Any) -> dict[str, Callable[[], object]]:
         "detach() recursion (not weak)": lambda: peers.detach_recursion(out),
         FLOOR: lambda: floor_of(flat),
     }
-    if len(flat) == len(leaves):  # a list of tensors and ints has no IValue type
+    if tensors_only:  # a list of tensors and ints has no IValue type
         calls["weakref_ext: op.ivalue from Python"] = lambda: OP.ivalue(out)
-        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(out)
+        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(weakref_ext.own(out))
     level = out if isinstance(out, list | tuple) else [out]
     if all(isinstance(element, torch.Tensor) for element in level):
         calls["SGLang way (one level)"] = lambda: peers.sglang_one_level(out)

@@ -108,9 +108,10 @@ template <class Leaf> class Walk {
 
   THPObjectPtr dict(PyObject* in, Kind kind, const Step* at, int depth) {
     THPObjectPtr out(enter(at, depth) ? empty_like(in, kind) : nullptr);
+    const auto set_item = kind == Kind::Dict ? &PyDict_SetItem : &PyObject_SetItem;
     const bool done = out && each_of_dict(in, kind, at, [&](PyObject* value, const Step& step) {
                         THPObjectPtr mapped = visit(value, &step, depth + 1, 2);
-                        return mapped && PyObject_SetItem(out, step.key, mapped) == 0;
+                        return mapped && set_item(out, step.key, mapped) == 0;
                       });
     return done ? std::move(out) : THPObjectPtr();
   }

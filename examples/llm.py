@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from llama import TINY, Config, Llama, random_weights, read_gguf
 
 import weakref_ext
+from weakref_ext._demo import segments_of
 from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -85,7 +86,7 @@ KEEP: dict[str, Callable[[Any], Any]] = {
 
 def pool_bytes(pool: Any) -> int:
     """Bytes of the segments that a graph pool holds."""
-    return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(pool, include_traces=False))
+    return sum(segment["total_size"] for segment in segments_of(pool))
 
 
 def measure_pool(fn: Callable[..., Any], make_inputs: Callable[[int], Sequence[Any]], sizes: Sequence[int]) -> Any:

@@ -8,6 +8,7 @@ import torch
 from raw_graphs import N, capture, equal, full, strong
 
 from weakref_ext import is_weak_ref
+from weakref_ext._demo import segments_of
 from weakref_ext.cudagraph import CUDAGraphWrapper
 
 pytestmark = pytest.mark.cuda
@@ -19,7 +20,7 @@ def pool():
 
 
 def pool_bytes(handle):
-    return sum(s["total_size"] for s in torch.cuda.memory_snapshot(handle, include_traces=False))
+    return sum(s["total_size"] for s in segments_of(handle))
 
 
 def model(x):

@@ -80,8 +80,12 @@ def fresh_pool() -> Iterator[Any]:
 
 
 def segments_of(pool: Any) -> list[dict[str, Any]]:
-    """The pool's part of the allocator's snapshot."""
-    return [s for s in torch.cuda.memory_snapshot(pool) if tuple(s["segment_pool_id"]) == tuple(pool)]
+    """The pool's part of the allocator's snapshot.
+
+    Not ``memory_snapshot(pool)``: torch 2.11 drops a reference to each number of the handle at every such call, and the
+    process crashes once one is gone (seen with handles above 256, which CPython does not share).
+    """
+    return [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == tuple(pool)]
 
 
 def warm_stream(model: Decoder, x: torch.Tensor) -> torch.cuda.Stream:

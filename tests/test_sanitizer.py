@@ -6,6 +6,8 @@ import subprocess
 import sys
 import warnings
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from made_up_pool import BLOCK, POOL, Graph, Pool
 
 from weakref_ext import own, sanitizer, testing, weak_ref_tensors
 from weakref_ext.cudagraph import CUDAGraphWrapper, _backend, _recording
-from weakref_ext.sanitizer import Kind, StaleTensorError
+from weakref_ext.sanitizer import Kind, StaleTensorError, _trace
 from weakref_ext.sanitizer._trace import Trace, switched_on
 from weakref_ext.sanitizer._verdict import Action, Alias, Event, History, Span, judge
 
@@ -436,6 +438,13 @@ class TestGuard:
             with pytest.raises(StaleTensorError, match="not in the graph pool and its owner is gone"):
                 weak.sum()
 
+    def test_tensors_without_storage_pass(self, trace, pool):
+        graph, out = capture(trace, pool, 1)
+        sanitizer.capture("one", graph, out)
+        with sanitizer.guard():
+            assert torch.vmap(lambda x: x.sum())(torch.ones(2, 3)).tolist() == [3, 3]
+            assert torch.eye(2).to_sparse().mul(2).to_dense().sum() == 4
+
     def test_a_graph_that_cannot_replay_any_more_overwrites_nothing(self, trace, pool):
         (big, out), (small, _) = capture(trace, pool, 1), capture(trace, pool, 2)
         sanitizer.capture("big", big, out)
@@ -476,6 +485,65 @@ class TestHooks:
         assert _recording.captured is None
         assert sanitizer._trace.active() is None
         weak_ref_tensors(torch.ones(1))
+
+    def test_torchs_graphs_tell_the_trace(self, monkeypatch, pool):
+        class TorchGraph:  # the methods of torch.cuda.CUDAGraph that can be patched
+            calls: ClassVar[list] = []
+
+            def capture_begin(self, pool=None, capture_error_mode="global"):
+                self.calls.append((pool, capture_error_mode))
+
+            def capture_end(self):
+                self.calls.append("end")
+
+            def replay(self):
+                self.calls.append("replay")
+
+            def reset(self):
+                self.calls.append("reset")
+
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", TorchGraph)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: POOL)
+        with switched_on(Trace(1000, pool)) as trace:
+            first, second = TorchGraph(), TorchGraph()
+            first.capture_begin(capture_error_mode="relaxed")
+            tensor = pool.alloc()
+            out = weak_ref_tensors(tensor)
+            sanitizer.capture("inside", first, out)
+            pool.give_back(tensor)
+            first.capture_end()
+            assert kinds(trace) == [Kind.PINNED]
+            second.capture_begin(POOL)
+            pool.alloc()
+            second.capture_end()
+            sanitizer.capture("other", second)
+            second.replay()
+            assert trace.find_stale(out)[1].capture == "other"
+            first.replay()
+            assert trace.find_stale(out) is None
+            second.reset()
+            assert kinds(trace) == [Kind.PINNED]
+        assert TorchGraph.calls == [(POOL, "relaxed"), "end", (POOL, "global"), "end", "replay", "replay", "reset"]
+        TorchGraph.calls.clear()
+        TorchGraph().capture_begin()
+        assert TorchGraph.calls == [(None, "global")]
+
+    def test_events_are_read_as_the_native_part_writes_them(self, monkeypatch):
+        row = _trace._EVENT.pack(0x7F0000000200, 96, 5, 0, 1, 2, 6)
+        assert len(row) == 48
+        native = SimpleNamespace(trace_start=lambda n: None, trace_position=lambda: 8, trace_read=lambda n: (7, row))
+        monkeypatch.setattr(_trace, "_C", native)
+        source = _trace.Allocator()
+        assert (source.position(), source.read(3)) == (0, (3, []))
+        source.start(4)
+        assert source.position() == 8
+        event = Event(7, Action.SEGMENT_UNMAP, 2, 0x7F0000000200, 96, 5, (0, 1))
+        assert source.read(3) == (7, [event])
+
+    def test_a_build_without_cuda_says_so_at_the_first_capture(self, monkeypatch):
+        monkeypatch.setattr(_trace, "_C", SimpleNamespace())
+        with pytest.raises(RuntimeError, match="was built without its CUDA part"):
+            _trace.Allocator().start(4)
 
     def test_weak_refs_come_out_the_same_while_someone_listens(self, weaken, trace):
         out = (torch.ones(2), [torch.ones(3), 7])
@@ -536,7 +604,15 @@ class TestPicture:
             report.picture(tmp_path / "pool.png")
         text = re.sub(r"\s+", " ", (tmp_path / "pool.svg").read_text())
         assert (tmp_path / "pool.png").stat().st_size > 10_000
-        for shown in ("size 4", "size 1", "raw", "shared with", "not in the pool", "block handed out"):
+        for shown in (
+            "size 4",
+            "size 1",
+            "raw",
+            "shared",
+            "overwrites an output",
+            "not in the pool",
+            "block handed out",
+        ):
             assert f"<!-- {shown} -->" in text
 
     def test_nothing_to_draw_is_no_error(self, trace, tmp_path):

@@ -40,8 +40,8 @@ def trace(capacity: int = CAPACITY) -> Iterator[Trace]:
             capture. If it is full it warns, and no verdict is ``exclusive`` any more.
 
     Raises:
-        RuntimeError: at the first capture, where weakref_ext was built without its CUDA part, or the allocator takes no
-            callbacks (cudaMallocAsync).
+        RuntimeError: where weakref_ext was built without its CUDA part, or the allocator takes no callbacks
+            (cudaMallocAsync); at the first capture, if CUDA was not initialized before.
     """
     outer = active()
     if outer is not None:
@@ -90,9 +90,8 @@ def guard() -> Iterator[Trace]:
     Uses are: any operator (in place, ``out=``, a ``copy_`` out of it) on the tensor, or on what was made of it without
     copying (views, ``detach()``, ``.data``), and ``numpy()``, ``tolist()``, ``__dlpack__`` and printing. Not seen: the
     bare address (``data_ptr()``, pickling), what a captured graph reads at its replay, compiled code, and another weak
-    ref made of a weak ref. An output is stale from the replay of a graph that was handed its memory, until its own graph
-    replays.
-    Starts a trace if there is none. Costs some microseconds an operator.
+    ref made of a weak ref. An output is stale from the replay of a graph that was handed its memory until its own graph
+    replays. Starts a trace if there is none. Costs some microseconds an operator.
     """
     with trace() as found, ReaderGuard(found), OperatorGuard(found):
         yield found

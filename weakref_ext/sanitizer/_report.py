@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ._verdict import Kind, Span, Verdict
+from ._verdict import Kind, Span, Verdict, merged
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; the hatch tells it without any colour.
 _STYLES = {
@@ -16,6 +16,8 @@ _STYLES = {
     Kind.OUTSIDE: ("#CC79A7", "..."),
     Kind.UNKNOWN: ("#999999", "+++"),
 }
+_BLOCK: dict[str, Any] = dict(facecolor="#DDDDDD", edgecolor="#777777")
+_OVER: dict[str, Any] = dict(facecolor="black", edgecolor="white")
 
 
 class Report(list[Verdict]):
@@ -43,7 +45,7 @@ class Report(list[Verdict]):
         """Draw which capture used which addresses, to a file of a format that matplotlib knows by its ending.
 
         A row per capture in their order, the first on top. Grey: the blocks that it was handed. Coloured by verdict:
-        its outputs; a dotted line from each through the rows of the other captures meets the blocks that overwrite it.
+        its outputs. Black, at the bottom of a row: where its blocks overwrite an output, another capture's or its own.
         Stretches of addresses that nobody used are cut out.
 
         Raises:
@@ -57,65 +59,75 @@ class Report(list[Verdict]):
             dict.fromkeys([*(span.capture for span in self._spans if span.blocks), *(v.capture for v in self)])
         )
         row = {name: at for at, name in enumerate(names)}
-        blocks = [(span.capture, b.address, b.address + b.size) for span in self._spans for b in span.blocks]
         outputs = [(verdict, verdict.address, verdict.address + verdict.nbytes) for verdict in self if verdict.nbytes]
+        blocks = {(span.capture, b.address, b.address + b.size) for span in self._spans for b in span.blocks}
         scale = _Addresses([(begin, end) for _, begin, end in [*blocks, *outputs]])
-
         figure = figures.Figure(figsize=(12, 2.2 + 0.5 * max(len(names), 2)), layout="constrained")
         axes = figure.subplots()
-        for name, begin, end in dict.fromkeys(blocks):
-            axes.add_patch(
-                _box(patches, scale, begin, end, row[name] - 0.4, 0.8, facecolor="#DDDDDD", edgecolor="#777777")
-            )
+
+        def draw(begin: int, end: int, low: float, high: float, **look: Any) -> None:
+            at = scale(begin), low
+            axes.add_patch(patches.Rectangle(at, scale(end) - scale(begin), high - low, linewidth=0.6, **look))
+
+        for name, begin, end in sorted(blocks):
+            draw(begin, end, row[name] - 0.4, row[name] + 0.4, **_BLOCK)
         for verdict, begin, end in outputs:
-            colour, hatch = _STYLES[verdict.kind]
-            at = row[verdict.capture]
-            look: dict[str, Any] = dict(facecolor=colour, edgecolor="black", hatch=hatch, alpha=0.85)
-            axes.add_patch(_box(patches, scale, begin, end, at - 0.22, 0.44, **look))
+            draw(begin, end, row[verdict.capture] - 0.22, row[verdict.capture] + 0.22, **_look(verdict.kind))
+        for name in names:
+            hit = [v for v in self if name in v.captures]
+            hits = [
+                (b.address, b.address + b.size, v)
+                for v in hit
+                for s in self._spans
+                if s.capture == name
+                for b in s.blocks
+            ]
+            hits += [(b.address, b.address + b.size, v) for v in self if v.capture == name and (b := v.allocation)]
+            ranges = [(max(low, v.address), min(high, v.address + v.nbytes)) for low, high, v in hits]
+            for low, high in merged([(low, high) for low, high in ranges if low < high]):
+                draw(low, high, row[name] + 0.26, row[name] + 0.4, **_OVER)
+        for verdict, begin, end in outputs:
             middle = (scale(begin) + scale(end)) / 2
-            if verdict.captures:
-                axes.plot([middle, middle], [-0.5, len(names) - 0.5], color=colour, linestyle=":", linewidth=1)
-            if len(outputs) <= 40:
+            if scale(end) - scale(begin) > 0.006 * len(verdict.path) * scale.total:
                 box = dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0.8)
-                axes.text(middle, at, verdict.path, ha="center", va="center", fontsize=7, bbox=box)
+                place = dict(ha="center", va="center", fontsize=7, bbox=box)
+                axes.text(middle, row[verdict.capture], verdict.path, **place)
         axes.set(xlim=(0, max(scale.total, 1)), ylim=(max(len(names), 1) - 0.5, -0.5), yticks=range(len(names)))
         axes.set_yticklabels([name if len(name) < 40 else name[:37] + "..." for name in names])
         axes.set_ylabel("captures, in order")
         axes.set_xticks(scale.ticks, scale.labels, fontsize=7)
-        axes.set_xlabel("address; MiB of memory in use from left to right: " + f"{scale.total / 2**20:,.1f}")
-        used = [kind for kind in _STYLES if any(verdict.kind is kind for verdict in self)]
-        legend = [patches.Patch(facecolor="#DDDDDD", edgecolor="#777777", label="block handed out")]
-        for kind in used:
-            colour, hatch = _STYLES[kind]
-            label = str(kind).replace(" by", "") if kind is Kind.OVERWRITTEN else str(kind)
-            legend.append(patches.Patch(facecolor=colour, edgecolor="black", hatch=hatch, label=label))
-        axes.legend(handles=legend, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize=8)
+        axes.set_xlabel(f"address, of {scale.used / 2**20:,.4g} MiB that captures were handed or outputs lie in")
+        legend = [
+            patches.Patch(label="block handed out", **_BLOCK),
+            patches.Patch(label="overwrites an output", **_OVER),
+        ]
+        for kind in (kind for kind in _STYLES if any(verdict.kind is kind for verdict in self)):
+            legend.append(patches.Patch(label=str(kind).removesuffix(" by").removesuffix(" with"), **_look(kind)))
+        axes.legend(handles=legend, loc="lower left", bbox_to_anchor=(0, 1), ncols=6, frameon=False, fontsize=8)
         figure.savefig(file, dpi=150)
 
 
 class _Addresses:
-    """Addresses without the stretches that nobody uses, as distances from the left."""
+    """Addresses without the stretches that nobody uses, as distances from the left. ``used``: bytes that are left."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self._pieces: list[tuple[int, int, int]] = []
+        pieces = merged(ranges)
+        self.used = sum(end - begin for begin, end in pieces)
         self.total = 0
-        begin = end = None
-        for low, high in [*sorted(ranges), (None, None)]:
-            if end is not None and begin is not None and (low is None or low > end):
-                self._pieces.append((begin, end, self.total))
-                self.total += end - begin
-                begin = None
-            if begin is None:
-                begin, end = low, high
-            elif high is not None and end is not None:
-                end = max(end, high)
-        shown = self._pieces[:: len(self._pieces) // 8 + 1]
-        self.ticks = [at for _, _, at in shown]
-        self.labels = [f"{begin:#x}" for begin, _, _ in shown]
+        self._pieces: list[tuple[int, int, int]] = []
+        self.ticks: list[int] = []
+        self.labels: list[str] = []
+        for begin, end in pieces:
+            if not self.ticks or self.total - self.ticks[-1] > self.used // 10:
+                self.ticks.append(self.total)
+                self.labels.append(f"{begin:#x}")
+            self._pieces.append((begin, end, self.total))
+            self.total += end - begin + self.used // 50
 
     def __call__(self, address: int) -> int:
         return next(at + address - begin for begin, end, at in self._pieces if begin <= address <= end)
 
 
-def _box(patches: Any, scale: _Addresses, begin: int, end: int, low: float, height: float, **look: Any) -> Any:
-    return patches.Rectangle((scale(begin), low), scale(end) - scale(begin), height, linewidth=0.6, **look)
+def _look(kind: Kind) -> dict[str, Any]:
+    colour, hatch = _STYLES[kind]
+    return dict(facecolor=colour, edgecolor="black", hatch=hatch, alpha=0.85)

@@ -83,16 +83,22 @@ class Trace:
         self._source = source or Allocator()
         self._graphs: weakref.WeakKeyDictionary[Any, Span] = weakref.WeakKeyDictionary()
         self._open: Span | None = None
+        self._listening = False
         self._born: Any = WeakTensorKeyDictionary()
         self._by_storage: dict[int, list[Output]] = {}
         self._lock = threading.RLock()
+
+    def listen(self) -> None:
+        """Attach to the allocator, which must exist by then: at the first capture at the latest."""
+        if not self._listening:
+            self._source.start(self.capacity)
+            self._listening = True
 
     # What the hooks call.
 
     def begin(self, graph: Any, pool: Pool, begin: Callable[[], None]) -> None:
         with self._lock:
-            if not self.spans:
-                self._source.start(self.capacity)
+            self.listen()
             self._update()
             position = self.history.end
             begin()
@@ -262,6 +268,8 @@ def active() -> Trace | None:
 @contextlib.contextmanager
 def switched_on(trace: Trace) -> Iterator[Trace]:
     """Hook the trace into torch's graphs, our wrappers and weak_ref_tensors, and take the hooks out again."""
+    if torch.cuda.is_initialized():
+        trace.listen()
     saved = {name: torch.cuda.CUDAGraph.__dict__[name] for name in _PATCHED}
     for name, hooked in _hooks(trace, saved).items():
         setattr(torch.cuda.CUDAGraph, name, functools.wraps(saved[name])(hooked))

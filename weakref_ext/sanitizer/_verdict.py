@@ -56,6 +56,17 @@ class History:
         return self.events[low:high]
 
 
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same addresses as sorted ranges that do not touch."""
+    pieces: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if pieces and begin <= pieces[-1][1]:
+            pieces[-1] = pieces[-1][0], max(pieces[-1][1], end)
+        else:
+            pieces.append((begin, end))
+    return pieces
+
+
 @dataclass(eq=False)
 class Span:
     """One captured graph: the events from ``begin`` to ``end`` are its own, if they are of its pool and device.
@@ -72,24 +83,17 @@ class Span:
     alive: bool = True
     touches: list[Any] = field(default_factory=list)  # the trace's: outputs that a replay writes or overwrites,
     judged: int = 0  # among the first so many
-    _merged: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    _merged: list[tuple[int, int]] = field(default_factory=list)
 
     def close(self, history: History) -> None:
         self.end = history.end
         self.blocks = list(handed_out(history.between(self.begin, self.end), self.pool, self.device))
-        begins, ends = self._merged = ([], [])
-        for begin, end in sorted((block.address, block.address + block.size) for block in self.blocks):
-            if ends and begin <= ends[-1]:
-                ends[-1] = max(ends[-1], end)
-            else:
-                begins.append(begin)
-                ends.append(end)
+        self._merged = merged([(block.address, block.address + block.size) for block in self.blocks])
 
     def writes_to(self, alias: "Alias") -> bool:
         """Whether a replay writes to the alias's bytes."""
-        begins, ends = self._merged
-        after = bisect.bisect_left(begins, alias.end)
-        return alias.device == self.device and after > 0 and ends[after - 1] > alias.begin
+        after = bisect.bisect_left(self._merged, (alias.end, 0))
+        return alias.device == self.device and after > 0 and self._merged[after - 1][1] > alias.begin
 
     def later_block(self, alias: "Alias", position: int) -> Event | None:
         """The first block over the alias's bytes that was handed out after ``position``."""
@@ -157,7 +161,8 @@ class Verdict:
         if self.kind is Kind.OVERWRITTEN:
             return f"{self.kind} {self.allocation}"
         if self.kind is Kind.SHARED:
-            return f"{self.kind} {', '.join(self.captures)}"
+            more = f" and {len(self.captures) - 4} more" if len(self.captures) > 4 else ""
+            return f"{self.kind} {', '.join(self.captures[:4])}{more}"
         return f"{self.kind}: {self.reason}" if self.reason else str(self.kind)
 
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_pool import BLOCK, POOL, Graph, Pool
 
-from weakref_ext import own, sanitizer, testing, weak_ref_tensors
-from weakref_ext.cudagraph import CUDAGraphWrapper, _backend, _recording
+from weakref_ext import own, owner_alive, sanitizer, testing, weak_ref_tensors
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, _recording, eager_break
 from weakref_ext.sanitizer import Kind, StaleTensorError, _trace
-from weakref_ext.sanitizer._trace import Trace, switched_on
-from weakref_ext.sanitizer._verdict import Action, Alias, Event, History, Span, judge
+from weakref_ext.sanitizer._trace import Output, Trace, switched_on
+from weakref_ext.sanitizer._verdict import Action, Alias, Event, History, Span, home_of, judge, owner_of
 
 
 @contextmanager
@@ -183,6 +183,37 @@ class TestVerdicts:
         sanitizer.capture("one", graph, out)
         assert str(trace.report()[0]) == "shared with code outside every traced capture"
 
+    def test_an_output_that_is_handed_on_by_another_capture(self, trace, pool):
+        def body():
+            tensor = pool.alloc()  # stays handed out
+            return weak_ref_tensors(tensor), None
+
+        first = Graph(trace, body)
+        second, _ = capture(trace, pool, 1)
+        sanitizer.capture("first", first, first.out)
+        sanitizer.capture("second", second, first.out)
+        assert kinds(trace) == [Kind.EXCLUSIVE] * 2
+
+    def test_memory_that_a_pool_had_once_is_not_the_pool_s(self):
+        events = [
+            Event(0, Action.SEGMENT_ALLOC, 0, 0, 8, 0, POOL),
+            Event(1, Action.ALLOC, 0, 0, 8, 0, POOL),
+            Event(2, Action.SEGMENT_FREE, 0, 0, 8, 0, POOL),
+        ]
+        span = Span("A", POOL, 0, 0, end=3)
+        span.update(History(events, 3))
+        alias = Alias("out", "A", POOL, 0, 0, 8, 3, False)
+        assert owner_of(alias, History(events, 3)) is None
+        assert judge(alias, History(events, 3), [span]).kind is Kind.OUTSIDE
+
+    def test_the_trace_keeps_no_memory(self, trace, pool):
+        graph, _ = capture(trace, pool, 1)
+        strong = torch.ones(3)
+        weak = weak_ref_tensors(strong)
+        sanitizer.capture("one", graph, [strong, strong[1:]])
+        del strong
+        assert not owner_alive(weak)
+
     def test_names_are_unique_and_graphs_known(self, trace, pool):
         graphs = [capture(trace, pool, 1)[0] for _ in range(3)]
         for graph in graphs:
@@ -220,7 +251,8 @@ def programs(draw):
                 high = draw(st.integers(low + 1, block.address + block.size))
                 aliases.append((block, Alias("out", span.capture, POOL, 0, low, high, len(events), True)))
         spans.append(span)
-        span.close(History(events, len(events)))
+        span.end = len(events)
+        span.update(History(events, len(events)))
     return spans, History(events, len(events)), aliases
 
 
@@ -276,9 +308,6 @@ def test_an_output_is_stale_exactly_when_the_map_of_bytes_says_so(program, order
 
     graphs = [AGraph() for _ in spans]
     trace._graphs.update(zip(graphs, spans, strict=True))
-    from weakref_ext.sanitizer._trace import Output
-    from weakref_ext.sanitizer._verdict import home_of, owner_of
-
     for block, alias in aliases:
         assert owner_of(alias, history) == block
         trace.outputs.append(Output(alias, torch.empty(0), block, home_of(block, spans)))
@@ -570,10 +599,13 @@ class TestHooks:
             return x * 2, [x + 1]
 
         by_shape, by_key = CUDAGraphWrapper(step), CUDAGraphWrapper(step, key=len, outputs="strong")
-        for wrapped in (by_shape, by_key):
+        broken = BreakableCUDAGraphWrapper(lambda x: step(eager_break(step)(x)[0]))
+        for wrapped in (by_shape, by_key, broken):
             wrapped(torch.ones(4))
             wrapped(torch.ones(2))
         names = [f"{step.__qualname__}({text})" for text in ("[4]", "[2]", "key=4", "key=2")]
+        names += [f"{broken.fn.__qualname__}({text})" for text in ("[4]", "[2]")]
+        assert [span.capture for span in trace.spans] == [*names[:5], names[4], *[names[5]] * 2]
         assert [(v.capture, v.path) for v in trace.report()] == [(n, p) for n in names for p in ("out[0]", "out[1][0]")]
 
     def test_the_environment_switches_it_on(self):

@@ -119,7 +119,8 @@ class Trace:
                 self._open = None
                 self._update()
                 if span is not None:
-                    span.close(self.history)
+                    span.end = self.history.end
+                    span.update(self.history)
 
     def replayed(self, graph: Any) -> None:
         """Outputs that this graph writes are fresh from here on, others in the same memory are stale."""
@@ -206,8 +207,7 @@ class Trace:
             return None
         with self._lock:
             self._update()
-            span.close(self.history)
-            span.end = None
+            span.update(self.history)
         return span if span.writes_to(output.alias) else None
 
     def _update(self) -> None:

@@ -85,9 +85,9 @@ class Span:
     judged: int = 0  # among the first so many
     _merged: list[tuple[int, int]] = field(default_factory=list)
 
-    def close(self, history: History) -> None:
-        self.end = history.end
-        self.blocks = list(handed_out(history.between(self.begin, self.end), self.pool, self.device))
+    def update(self, history: History) -> None:
+        until = history.end if self.end is None else self.end
+        self.blocks = list(handed_out(history.between(self.begin, until), self.pool, self.device))
         self._merged = merged([(block.address, block.address + block.size) for block in self.blocks])
 
     def writes_to(self, alias: "Alias") -> bool:
@@ -216,6 +216,9 @@ def judge(alias: Alias, history: History, spans: Sequence[Span], *, owner_alive:
             return verdict(Kind.OUTSIDE, reason=f"nothing but an owner keeps its memory, and {alive}")
         return verdict(Kind.UNKNOWN, reason=_gap(history) or "its memory was handed out before the trace began")
 
+    given_back = [e for e in history.between(owner.position, history.end) if e.overlaps(alias.begin, alias.end)]
+    if any(e.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) for e in given_back):
+        return verdict(Kind.OUTSIDE, reason="the pool has given its memory back")
     own = [span for span in spans if span.capture == alias.capture]
     over = [e for e in handed_out(history.events, alias.pool, alias.device) if e.overlaps(alias.begin, alias.end)]
     if alias.born is None and len(over) > 1:
@@ -234,9 +237,6 @@ def judge(alias: Alias, history: History, spans: Sequence[Span], *, owner_alive:
             return verdict(Kind.OVERWRITTEN, allocation=later, captures=captures)
     if captures:
         return verdict(Kind.SHARED, captures=captures)
-    given_back = [e for e in history.between(owner.position, history.end) if e.overlaps(alias.begin, alias.end)]
-    if any(e.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) for e in given_back):
-        return verdict(Kind.OUTSIDE, reason="the pool has given its memory back")
     if owner_alive:
         return verdict(Kind.PINNED)
     if not _seen_whole(alias, owner, history):

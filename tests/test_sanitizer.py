@@ -19,7 +19,8 @@ from made_up_pool import BLOCK, POOL, Graph, Pool
 from weakref_ext import own, owner_alive, sanitizer, testing, weak_ref_tensors
 from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, _recording, eager_break
 from weakref_ext.sanitizer import Kind, StaleTensorError, _trace
-from weakref_ext.sanitizer._trace import Output, Trace, switched_on
+from weakref_ext.sanitizer._hooks import switched_on
+from weakref_ext.sanitizer._trace import Output, Trace
 from weakref_ext.sanitizer._verdict import Action, Alias, Event, History, Span, home_of, judge, owner_of
 
 
@@ -512,7 +513,7 @@ class TestHooks:
             raise KeyError
         assert [torch.cuda.CUDAGraph.__dict__[name] for name in names] == methods
         assert _recording.captured is None
-        assert sanitizer._trace.active() is None
+        assert sanitizer.active() is None
         weak_ref_tensors(torch.ones(1))
 
     def test_torchs_graphs_tell_the_trace(self, monkeypatch, pool):

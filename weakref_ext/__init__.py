@@ -24,7 +24,7 @@ __version__ = _version("weakref_ext")
 if _os.environ.get("WEAKREF_EXT_SANITIZER", "0") not in ("", "0"):
     from . import sanitizer as _sanitizer
 
-    _sanitizer._trace.switch_on(_sanitizer.CAPACITY)
+    _sanitizer._hooks.switch_on(_sanitizer.CAPACITY)
 
 __all__ = [
     "LayerName",

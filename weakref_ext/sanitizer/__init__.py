@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._guard import OperatorGuard, ReaderGuard, StaleTensorError
+from ._hooks import active, switched_on
 from ._report import Report
-from ._trace import Trace, active, switched_on
+from ._trace import Trace
 from ._verdict import Kind, Verdict
 
 __all__ = ["Kind", "Report", "StaleTensorError", "Trace", "Verdict", "capture", "guard", "report", "trace"]

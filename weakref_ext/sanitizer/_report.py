@@ -74,14 +74,8 @@ class Report(list[Verdict]):
         for verdict, begin, end in outputs:
             draw(begin, end, row[verdict.capture] - 0.22, row[verdict.capture] + 0.22, **_look(verdict.kind))
         for name in names:
-            hit = [v for v in self if name in v.captures]
-            hits = [
-                (b.address, b.address + b.size, v)
-                for v in hit
-                for s in self._spans
-                if s.capture == name
-                for b in s.blocks
-            ]
+            written = [piece for span in self._spans if span.capture == name for piece in span.ranges]
+            hits = [(low, high, v) for v in self if name in v.captures for low, high in written]
             hits += [(b.address, b.address + b.size, v) for v in self if v.capture == name and (b := v.allocation)]
             ranges = [(max(low, v.address), min(high, v.address + v.nbytes)) for low, high, v in hits]
             for low, high in merged([(low, high) for low, high in ranges if low < high]):

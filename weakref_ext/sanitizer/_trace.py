@@ -1,13 +1,11 @@
 """Listens to the allocator, to captures and to replays, and knows of every registered output whether it is stale."""
 
-import atexit
 import contextlib
-import functools
 import struct
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +14,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _inspect, _load
-from ..cudagraph import _recording
 from ..cudagraph._inputs import _CONSTANTS
 from ._report import Report
-from ._verdict import Alias, Event, History, Pool, Span, home_of, judge, owner_of
+from ._verdict import Alias, Event, History, Pool, Span, home_of, judge, owner_of, untraced
 
 _C: Any = _load.native()
 _EVENT = struct.Struct("5QhH4x")  # PoolEvent of csrc/cuda/pool_trace.h
-_PATCHED = ("capture_begin", "capture_end", "replay", "reset")
 
 
 class Allocator:
@@ -175,9 +171,8 @@ class Trace:
         """See :func:`weakref_ext.sanitizer.report`."""
         with self._lock:
             self._update()
-            found = [
-                judge(o.alias, self.history, self.spans, owner_alive=_C.owner_alive(o.tensor)) for o in self.outputs
-            ]
+            spans = [*self.spans, *untraced(self.history, self.spans)]
+            found = [judge(o.alias, self.history, spans, owner_alive=_C.owner_alive(o.tensor)) for o in self.outputs]
             return Report(found, list(self.spans), self.history.lost)
 
     def find_stale(self, tensor: torch.Tensor) -> tuple[Output, Span | Event | None] | None:
@@ -256,60 +251,3 @@ def _range(tensor: torch.Tensor) -> tuple[int, int, int]:
 def _reaches(tensor: torch.Tensor, alias: Alias) -> bool:
     _, begin, end = _range(tensor)
     return begin < alias.end and alias.begin < end
-
-
-_active: list[Trace] = []
-
-
-def active() -> Trace | None:
-    return _active[0] if _active else None
-
-
-@contextlib.contextmanager
-def switched_on(trace: Trace) -> Iterator[Trace]:
-    """Hook the trace into torch's graphs, our wrappers and weak_ref_tensors, and take the hooks out again."""
-    if torch.cuda.is_initialized():
-        trace.listen()
-    saved = {name: torch.cuda.CUDAGraph.__dict__[name] for name in _PATCHED}
-    for name, hooked in _hooks(trace, saved).items():
-        setattr(torch.cuda.CUDAGraph, name, functools.wraps(saved[name])(hooked))
-    _recording.captured = trace.capture
-    _C.set_listener(trace.born)
-    _active.append(trace)
-    try:
-        yield trace
-    finally:
-        _active.remove(trace)
-        _C.set_listener(None)
-        _recording.captured = None
-        for name, method in saved.items():
-            setattr(torch.cuda.CUDAGraph, name, method)
-        trace.stop()
-
-
-def _hooks(trace: Trace, saved: dict[str, Callable[..., None]]) -> dict[str, Callable[..., None]]:
-    def capture_begin(graph: Any, pool: Any = None, *args: Any, **kwargs: Any) -> None:
-        # torch says only after the capture which pool it made for a graph that was given none
-        given = torch.cuda.graph_pool_handle() if pool is None else pool
-        trace.begin(graph, getattr(given, "id", given), lambda: saved["capture_begin"](graph, given, *args, **kwargs))
-
-    def capture_end(graph: Any) -> None:
-        trace.end(graph, lambda: saved["capture_end"](graph))
-
-    def replay(graph: Any) -> None:
-        saved["replay"](graph)
-        trace.replayed(graph)
-
-    def reset(graph: Any) -> None:
-        saved["reset"](graph)
-        trace.reset(graph)
-
-    return {"capture_begin": capture_begin, "capture_end": capture_end, "replay": replay, "reset": reset}
-
-
-_for_ever = contextlib.ExitStack()  # of a trace from the environment
-
-
-def switch_on(capacity: int) -> None:
-    atexit.register(_for_ever.close)
-    _for_ever.enter_context(switched_on(Trace(capacity)))

@@ -8,7 +8,7 @@ overlapping block was handed out later in the same graph.
 
 import bisect
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -83,17 +83,21 @@ class Span:
     alive: bool = True
     touches: list[Any] = field(default_factory=list)  # the trace's: outputs that a replay writes or overwrites,
     judged: int = 0  # among the first so many
-    _merged: list[tuple[int, int]] = field(default_factory=list)
+    ranges: list[tuple[int, int]] = field(default_factory=list)
 
     def update(self, history: History) -> None:
         until = history.end if self.end is None else self.end
-        self.blocks = list(handed_out(history.between(self.begin, until), self.pool, self.device))
-        self._merged = merged([(block.address, block.address + block.size) for block in self.blocks])
+        mine = (Action.ALLOC, self.pool, self.device)
+        self.hold([e for e in history.between(self.begin, until) if (e.action, e.pool, e.device) == mine])
+
+    def hold(self, blocks: list[Event]) -> None:
+        self.blocks = blocks
+        self.ranges = merged([(block.address, block.address + block.size) for block in self.blocks])
 
     def writes_to(self, alias: "Alias") -> bool:
         """Whether a replay writes to the alias's bytes."""
-        after = bisect.bisect_left(self._merged, (alias.end, 0))
-        return alias.device == self.device and after > 0 and self._merged[after - 1][1] > alias.begin
+        after = bisect.bisect_left(self.ranges, (alias.end, 0))
+        return alias.device == self.device and after > 0 and self.ranges[after - 1][1] > alias.begin
 
     def later_block(self, alias: "Alias", position: int) -> Event | None:
         """The first block over the alias's bytes that was handed out after ``position``."""
@@ -166,11 +170,17 @@ class Verdict:
         return f"{self.kind}: {self.reason}" if self.reason else str(self.kind)
 
 
-UNTRACED = "code outside every traced capture"
+_GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
-def handed_out(events: Sequence[Event], pool: Pool, device: int) -> Iterator[Event]:
-    return (e for e in events if e.action == Action.ALLOC and e.pool == pool and e.device == device)
+def untraced(history: History, spans: Sequence[Span]) -> list[Span]:
+    """What no capture explains: one more span for each device, so that its blocks count as somebody else's."""
+    known = {block.position for span in spans for block in span.blocks}
+    rest = [e for e in history.events if e.action == Action.ALLOC and e.position not in known]
+    found = [Span("code outside every traced capture", None, device, 0, end=0) for device in {e.device for e in rest}]
+    for span in found:
+        span.hold([block for block in rest if block.device == span.device])
+    return found
 
 
 def owner_of(alias: Alias, history: History) -> Event | None:
@@ -179,7 +189,7 @@ def owner_of(alias: Alias, history: History) -> Event | None:
         if event.device == alias.device and event.overlaps(alias.begin, alias.end):
             if event.action == Action.ALLOC:
                 return event if event.address <= alias.begin and alias.end <= event.address + event.size else None
-            if event.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
+            if event.action in _GIVEN_BACK:
                 return None
     return None
 
@@ -216,20 +226,17 @@ def judge(alias: Alias, history: History, spans: Sequence[Span], *, owner_alive:
             return verdict(Kind.OUTSIDE, reason=f"nothing but an owner keeps its memory, and {alive}")
         return verdict(Kind.UNKNOWN, reason=_gap(history) or "its memory was handed out before the trace began")
 
-    given_back = [e for e in history.between(owner.position, history.end) if e.overlaps(alias.begin, alias.end)]
-    if any(e.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) for e in given_back):
+    since = history.between(owner.position, history.end)
+    if any(e.action in _GIVEN_BACK and e.overlaps(alias.begin, alias.end) for e in since):
         return verdict(Kind.OUTSIDE, reason="the pool has given its memory back")
     own = [span for span in spans if span.capture == alias.capture]
-    over = [e for e in handed_out(history.events, alias.pool, alias.device) if e.overlaps(alias.begin, alias.end)]
-    if alias.born is None and len(over) > 1:
-        return verdict(
-            Kind.UNKNOWN,
-            reason="its memory was handed out several times, and the trace did not see when the weak ref was made",
-        )
+    if alias.born is None:
+        handed_out = (e for e in history.events if e.action == Action.ALLOC and e.device == alias.device)
+        if sum(e.overlaps(alias.begin, alias.end) for e in handed_out) > 1:
+            reason = "its memory was handed out several times, and the trace did not see when the weak ref was made"
+            return verdict(Kind.UNKNOWN, reason=reason)
     home = home_of(owner, spans)
     others = [s.capture for s in spans if s.alive and s not in own and s is not home and s.writes_to(alias)]
-    if any(e is not owner and home_of(e, spans) is None for e in over):
-        others.append(UNTRACED)
     captures = tuple(dict.fromkeys(others))
     for span in own:
         later = span.later_block(alias, owner.position)

@@ -570,6 +570,14 @@ class TestHooks:
         event = Event(7, Action.SEGMENT_UNMAP, 2, 0x7F0000000200, 96, 5, (0, 1))
         assert source.read(3) == (7, [event])
 
+    def test_a_trace_that_is_over_does_not_read_the_next_ones_events(self, monkeypatch):
+        native = SimpleNamespace(trace_start=lambda n: None, trace_stop=lambda: None, trace_read=lambda n: (9, b""))
+        monkeypatch.setattr(_trace, "_C", native)
+        source = _trace.Allocator()
+        source.start(4)
+        source.stop()
+        assert source.read(3) == (3, [])
+
     def test_a_build_without_cuda_says_so_at_the_first_capture(self, monkeypatch):
         monkeypatch.setattr(_trace, "_C", SimpleNamespace())
         with pytest.raises(RuntimeError, match="was built without its CUDA part"):

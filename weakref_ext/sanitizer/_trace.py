@@ -39,6 +39,7 @@ class Allocator:
     def stop(self) -> None:
         if self._started:
             _C.trace_stop()
+        self._started = False  # the next trace's events are not this one's
 
     def position(self) -> int:
         return _C.trace_position() if self._started else 0

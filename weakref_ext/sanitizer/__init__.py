@@ -65,9 +65,9 @@ def capture(name: str, graphs: Any, outputs: Any = ()) -> None:
     Args:
         name: as reports and errors show it; a number is added to a name that is taken.
         graphs: the ``torch.cuda.CUDAGraph``, or the list of them in order if the capture is broken into segments.
-        outputs: the structure that is kept of it, of weak refs and other tensors. Inside the capture or after it; replays
-            that come before are not held against them. Weak refs that :func:`weakref_ext.weak_ref_tensors` made while
-            the trace was on are known exactly.
+        outputs: the structure that is kept of it, of weak refs and other tensors. Inside the capture or after it;
+            replays that come before are not held against them. Weak refs that were made by
+            :func:`weakref_ext.weak_ref_tensors` while the trace was on are known exactly.
 
     Raises:
         RuntimeError: without a trace.

@@ -41,10 +41,8 @@ def error(output: Output, by: Span | Event | None, capturing: bool) -> StaleTens
         what += f"in the capture for as long as it is read, or {keep} before that."
         overwritten = alias.capture
     elif by is None:
-        what += (
-            "it was not in the graph pool and its owner is gone, so nothing keeps its memory. Keep its owner alive, "
-        )
-        what += "or pass pool= to weak_ref_tensors, which then keeps such tensors strong."
+        what += "it was not in the graph pool and its owner is gone, so nothing keeps its memory. Keep its owner "
+        what += "alive, or pass pool= to weak_ref_tensors, which then keeps such tensors strong."
         overwritten = ""
     elif capturing:
         what += f"{by.capture!r}, which is being captured, has used its memory before this read, and would at every "
@@ -83,7 +81,8 @@ class OperatorGuard(_Check, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace != "weakref_ext":  # another weak ref of it is no use yet
-            self.check(args, kwargs)
+            with torch._C.DisableTorchFunction():  # the other guard need not see what this one asks
+                self.check(args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -1,6 +1,7 @@
 #include "alias.h"
 #include "containers.h"
 #include "inspect.h"
+#include "trace_python.h"
 #include "walk_python.h"
 
 #ifdef WEAKREF_EXT_CUDA
@@ -245,5 +246,9 @@ PyModuleDef definition = {
 } // namespace
 
 PyMODINIT_FUNC PyInit__C() {
-  return PyModule_Create(&definition);
+  PyObject* module = PyModule_Create(&definition);
+  if (module != nullptr && PyModule_AddFunctions(module, weakref_ext::trace_methods) != 0) {
+    Py_CLEAR(module);
+  }
+  return module;
 }

@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <utility>
 
 namespace weakref_ext {
@@ -245,13 +246,41 @@ TORCH_LIBRARY_IMPL(weakref_ext, CompositeExplicitAutograd, m) {
   m.impl("weak_ref_tensors", torch::CppFunction::makeFromBoxedFunction<&boxed>());
 }
 
+// Whether a call has nothing to do but to make aliases: the one flag that it reads, so that a listener costs nothing
+// while there is none. False before the first call, with WEAKREF_EXT_DISABLE, and with a listener.
+std::atomic<bool> plain{false};
+PyObject* heard_by = nullptr; // owned
+
+PyObject* not_plain(PyObject* out, const Options& options) {
+  if (disabled()) {
+    return Py_NewRef(out);
+  }
+  THPObjectPtr weak(run(out, WeakLeaf(options), options.passthrough)), listener;
+  {
+    const TypesLock lock;
+    listener = Py_XNewRef(heard_by);
+    plain.store(listener.get() == nullptr, std::memory_order_relaxed);
+  }
+  if (weak && listener && !THPObjectPtr(PyObject_CallOneArg(listener, weak))) {
+    return nullptr;
+  }
+  return weak.release();
+}
+
 } // namespace
 
 PyObject* weak_ref_tensors(PyObject* out, const Options& options) {
-  if (C10_UNLIKELY(disabled())) {
-    return Py_NewRef(out);
+  if (C10_LIKELY(plain.load(std::memory_order_relaxed))) {
+    return run(out, WeakLeaf(options), options.passthrough);
   }
-  return run(out, WeakLeaf(options), options.passthrough);
+  return not_plain(out, options);
+}
+
+void set_listener(PyObject* listener) {
+  THPObjectPtr before;
+  const TypesLock lock;
+  before = std::exchange(heard_by, Py_XNewRef(listener));
+  plain.store(false, std::memory_order_relaxed);
 }
 
 PyObject* map_tensors(PyObject* out, PyObject* function, PyObject* passthrough) {

@@ -20,6 +20,10 @@ struct Options {
 // set and every reference as before. Needs the GIL.
 PyObject* weak_ref_tensors(PyObject* out, const Options& options = {});
 
+// From now on weak_ref_tensors calls listener(result) before it returns, until it is replaced; nullptr: nobody. Calls
+// from C++ (the ivalue overload) are not heard. Needs the GIL.
+void set_listener(PyObject* listener);
+
 // The same traversal with every tensor replaced by function(path, tensor).
 PyObject* map_tensors(PyObject* out, PyObject* function, PyObject* passthrough);
 

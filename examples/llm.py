@@ -7,9 +7,11 @@ random; without a GPU the wrappers pass calls through, and no pool is measured. 
 """
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from llama import TINY, Config, Llama, random_weights, read_gguf
 
 import weakref_ext
+from weakref_ext import sanitizer
 from weakref_ext._demo import segments_of
 from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper
 
@@ -139,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, help="new tokens per sequence (default 32, without a GPU 4)")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--guard", action="store_true", help="raise where a stale output is used; print its verdicts")
     options = parser.parse_args(argv)
     cuda = torch.cuda.is_available()
     device, new = ("cuda", 32) if cuda else ("cpu", 4)
@@ -159,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "breakable": BreakableCUDAGraphWrapper(model),
     }
     rows = []
-    with torch.inference_mode():
+    with torch.inference_mode(), sanitizer.guard() if options.guard else contextlib.nullcontext() as trace:
         for batch in sorted(options.batches, reverse=True):
             given = prompts.repeat((batch + len(prompts) - 1) // len(prompts), 1)[:batch]
             eager = generate(model, model, drafter, given, new)
@@ -173,6 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if row["batch"] == batch:
                     again = generate(model, ways[row["way"]], drafter, given, new)
                     row["equal_again"] = int((again == eager).all(dim=-1).sum())
+    verdicts = dict(Counter(verdict.kind for verdict in trace.report())) if trace else None
+    if verdicts is not None:
+        print(f"\nguarded; verdicts: {verdicts}")
     print(f"\n{'batch':>5} {'way':<14} {'tokens':>7} {'equal':>7} {'again':>7}")
     for row in rows:
         print(f"{row['batch']:>5} {row['way']:<14} {row['tokens']:>7} {row['equal']:>7} {row['equal_again']:>7}")
@@ -198,6 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
         "rows": rows,
         "pool_mib": pool,
+        "guard": verdicts,
     }
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=1) + "\n")

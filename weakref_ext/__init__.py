@@ -4,6 +4,7 @@
 (it breaks a compiled graph cleanly and is seen by dispatch modes and the profiler), the second a plain C function.
 """
 
+import os as _os
 from importlib.metadata import version as _version
 
 from . import _load, _op  # noqa: F401
@@ -19,6 +20,11 @@ owner_alive = _C.owner_alive
 describe = _C.describe
 
 __version__ = _version("weakref_ext")
+
+if _os.environ.get("WEAKREF_EXT_SANITIZER", "0") not in ("", "0"):
+    from . import sanitizer as _sanitizer
+
+    _sanitizer._hooks.switch_on(_sanitizer.CAPACITY)
 
 __all__ = [
     "LayerName",

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from . import _load
-from ._inspect import Passthrough, nbytes
+from ._inspect import Passthrough, nbytes, own
 from ._layer_name import LayerName
 
 _C = _load.native()
 
-__all__ = ["CORPUS", "assert_released", "assert_weak"]
+__all__ = ["CORPUS", "assert_released", "assert_weak", "churn"]
 
 
 def assert_weak(out: Any, *, passthrough: Passthrough = ()) -> None:
@@ -76,6 +76,74 @@ def _referrers(owner: torch.Tensor, found: list[torch.Tensor]) -> str:
             length = f" of {len(referrer)}" if isinstance(referrer, list | tuple) else ""
             texts.append(f"a {type(referrer).__name__}{length}")
     return ", ".join(texts) or "a local variable"
+
+
+def churn(
+    fn: Callable[[], Any], keep: Callable[[Any], Any] | None = None, *, blocks: int = 16
+) -> list[tuple[str, str]]:
+    """Capture ``fn``, drop its output, churn the allocator, capture again, replay, compare; return what changed.
+
+    ``fn()`` runs once eagerly, which gives the right values, and twice under capture, into one graph pool: it must give
+    the same values every time, and may not keep what it makes. ``keep(out)`` runs inside each capture; what it returns
+    is kept instead of the output, in the same structure (by default weak refs of what the pool owns). Then ``blocks``
+    tensors of the size of each kept one are allocated and filled with rubbish, so that memory that nobody owns gets new
+    owners, and both graphs replay.
+
+    Returns:
+        ``[(path, when)]`` of every tensor that is not bitwise equal: ``when`` is ``"replay"`` for one that the first
+        replay of the first graph did not make right, ``"churn"`` for one that was right, and is not after the churn and
+        a replay of the second graph and then its own. ``[]`` if all is well.
+
+    Raises:
+        RuntimeError: without CUDA, and what a capture raises.
+        ValueError: for an output that is not understood, with its path.
+    """
+    from .cudagraph import _backend
+
+    backend = _backend.BACKEND
+    if not backend.available():
+        raise RuntimeError("churn() captures CUDA graphs, and CUDA is not available")
+    pool = backend.new_pool()
+    with backend.side_stream():
+        expected = own(fn())
+
+    def capture() -> tuple[Any, Any]:
+        with backend.side_stream():
+            backend.prepare()
+            graph = backend.begin(pool, "global")
+            try:
+                out = fn()
+                kept = backend.weaken(out, pool) if keep is None else keep(out)
+                del out
+            except BaseException:
+                if not backend.abort(graph):
+                    backend.heal(pool)
+                raise
+            backend.end(graph)
+        return graph, kept
+
+    first, kept = capture()
+    first.replay()
+    changed = {path: "replay" for path in _different(kept, expected)}
+    rubbish = []
+    for _, tensor in _C.leaves(expected, ()):
+        for _ in range(blocks):
+            rubbish.append(torch.empty(tensor.nbytes, dtype=torch.uint8, device=tensor.device).fill_(0xA5))
+    second, again = capture()
+    second.replay()
+    first.replay()
+    changed |= {path: "churn" for path in _different(kept, expected) if path not in changed}
+    del again, rubbish  # until here they hold their memory
+    return list(changed.items())
+
+
+def _different(out: Any, expected: Any) -> list[str]:
+    pairs = zip(_C.leaves(out, ()), _C.leaves(expected, ()), strict=True)
+    return [path for (path, a), (_, b) in pairs if not torch.equal(_bytes(a), _bytes(b))]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 class Point(NamedTuple):

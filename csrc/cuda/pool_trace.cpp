@@ -1,5 +1,7 @@
 #include "pool_trace.h"
 
+#include "../event_ring.h"
+
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <algorithm>
@@ -19,7 +21,62 @@ struct Segment {
   }
 };
 
+// Never destroyed: the allocator outlives it, and calls back until the process ends.
+EventRing<PoolEvent>& ring() {
+  static auto* const events = new EventRing<PoolEvent>();
+  return *events;
+}
+
+// Runs under the allocator's lock, perhaps with the GIL held and perhaps without: no Python, no allocation.
+void on_trace_entry(const c10::CachingDeviceAllocator::TraceEntry& entry) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  if (C10_LIKELY(!ring().on())) {
+    return;
+  }
+  switch (entry.action_) {
+  case Entry::ALLOC:
+  case Entry::SEGMENT_ALLOC:
+  case Entry::SEGMENT_MAP:
+  case Entry::SEGMENT_FREE:
+  case Entry::SEGMENT_UNMAP:
+    break;
+  default:
+    return;
+  }
+  if (entry.mempool_ == c10::MempoolId_t{0, 0}) {
+    return;
+  }
+  ring().write({entry.addr_,
+                entry.size_,
+                reinterpret_cast<uint64_t>(entry.stream_),
+                {entry.mempool_.first, entry.mempool_.second},
+                entry.device_,
+                static_cast<uint16_t>(entry.action_),
+                0});
+}
+
 } // namespace
+
+void start_trace(size_t capacity) {
+  static const bool attached = [] {
+    c10::cuda::CUDACachingAllocator::get()->attachAllocatorTraceTracker(&on_trace_entry);
+    return true;
+  }();
+  static_cast<void>(attached);
+  ring().start(capacity);
+}
+
+void stop_trace() {
+  ring().stop();
+}
+
+uint64_t trace_position() {
+  return ring().written();
+}
+
+std::pair<uint64_t, std::vector<PoolEvent>> read_trace(uint64_t first) {
+  return ring().read(first);
+}
 
 std::function<bool(const c10::Storage&)> owned_by_pool(c10::MempoolId_t id) {
   namespace allocator = c10::cuda::CUDACachingAllocator;

@@ -46,6 +46,9 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
+# A sanitizer's trace, while one is on: captured(name, graphs, outputs).
+captured: Callable[[str, list[Any], Any], None] | None = None
+
 
 @contextmanager
 def running(run: Run) -> Iterator[Run]:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 import weakref_ext
 
-from . import _backend
+from . import _backend, _recording
 from ._inputs import Call, Signature, StaticInputs, describe, difference
 from ._outputs import EntryReport, buffers_of, into
 from ._recording import Recording, Run, Step, refuse_nesting, running
@@ -250,7 +250,15 @@ class CUDAGraphWrapper:
                 raise
             entry = _Entry(call.signature, self.pool, inputs, recording.steps, out, recording.grown)
             self._entries[key] = entry
+            if _recording.captured is not None:
+                graphs = [step for step in entry.steps if not isinstance(step, _recording.Break)]
+                _recording.captured(self._name(key, call), graphs, out)
             return entry
+
+    def _name(self, key: Hashable, call: Call) -> str:
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        given = ", ".join(str(list(tensor.shape)) for tensor in call.tensors) if self._key is None else f"key={key!r}"
+        return f"{name}({given})"
 
     def _warm_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[list[Any]]]:
         """The output of the last warm-up, and what its eager breaks returned, one list of leaves each."""

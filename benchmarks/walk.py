@@ -57,7 +57,8 @@ def nested(depth: int) -> Any:
 def contenders(out: Any) -> dict[str, Callable[[], object]]:
     """Name -> call of everything that can take `out` on this machine.
 
-    Nothing but `out` holds its tensors, as a capture's output is held: what needs a reference gets clones.
+    Nothing but `out` holds its tensors or their storages, as a capture's output is held: what needs a reference gets
+    clones, and nobody asks for a storage (its Python object would stay, and make the walk look for sharing).
     """
     leaves = torch.utils._pytree.tree_leaves(out)
     flat = [leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -75,7 +76,7 @@ def contenders(out: Any) -> dict[str, Callable[[], object]]:
     }
     if tensors_only:  # a list of tensors and ints has no IValue type
         calls["weakref_ext: op.ivalue from Python"] = lambda: OP.ivalue(out)
-        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(weakref_ext.own(out))
+        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(torch.utils._pytree.tree_map(torch.clone, out))
     level = out if isinstance(out, list | tuple) else [out]
     if all(isinstance(element, torch.Tensor) for element in level):
         calls["SGLang way (one level)"] = lambda: peers.sglang_one_level(out)

@@ -16,7 +16,7 @@ using weakref_ext::Aliases;
 
 at::Tensor weak(const at::Tensor& source) {
   EXPECT_EQ(weakref_ext::refusal(source), nullptr);
-  return Aliases().of(source, /*repeats=*/false);
+  return Aliases().of(source);
 }
 
 void expect_same_but_ownership(const at::Tensor& weak, const at::Tensor& source) {

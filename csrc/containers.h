@@ -4,6 +4,7 @@
 
 #include "torch_compat.h"
 
+#include <cstdint>
 #include <string>
 
 namespace weakref_ext {
@@ -13,7 +14,7 @@ constexpr int kMaxDepth = 1000;
 
 // Where a traversal stands: one link per container, on the C stack, written out only when it is asked for.
 struct Step {
-  enum class Written { Index, Key, Attribute, Text }; // [0]  ['aux']  .hidden  as it is
+  enum class Written : uint8_t { Index, Key, Attribute, Text }; // [0]  ['aux']  .hidden  as it is
   const Step* parent;
   Written written = Written::Index;
   Py_ssize_t index = 0;
@@ -29,7 +30,7 @@ bool enter(const Step* at, int depth);
 // Sets the ValueError for a value of a type that no traversal understands.
 void refuse_type(PyTypeObject* type, const Step* at);
 
-enum class Kind {
+enum class Kind : uint8_t {
   Unknown,
   Passthrough, // holds no tensor
   NamedTuple,

@@ -84,7 +84,7 @@ class Leaves {
 bool write(PyObject* in, const Step* at, int depth, std::string& text) {
   PyTypeObject* type = Py_TYPE(in);
   if (is_tensor_type(type)) {
-    text += "T";
+    text += 'T';
     return true;
   }
   const Entry entry = entry_of(type);

@@ -217,7 +217,7 @@ the type anything else. Neighbours with equal signatures are written once. Takes
 
 PyMethodDef methods[] = {
     {"weak_ref_tensors",
-     reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&weak_ref_tensors)),
+     reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&weak_ref_tensors)),
      METH_FASTCALL | METH_KEYWORDS,
      weak_ref_tensors_doc},
     {"is_weak_ref", ask<weakref_ext::is_weak_ref>, METH_O, is_weak_ref_doc},

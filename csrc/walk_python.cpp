@@ -211,13 +211,18 @@ class WeakLeaf {
   Aliases aliases_;
 };
 
-struct CallLeaf {
-  PyObject* function;
+class CallLeaf {
+ public:
+  explicit CallLeaf(PyObject* function) : function_(function) {
+  }
 
   THPObjectPtr operator()(PyObject* in, const Step* at) const {
     THPObjectPtr text(PyUnicode_FromString(path(at).c_str()));
-    return THPObjectPtr(text ? PyObject_CallFunctionObjArgs(function, text.get(), in, nullptr) : nullptr);
+    return THPObjectPtr(text ? PyObject_CallFunctionObjArgs(function_, text.get(), in, nullptr) : nullptr);
   }
+
+ private:
+  PyObject* function_;
 };
 
 // Not HANDLE_TH_ERRORS: its warning buffer costs as much as a tensor, and nothing here warns.
@@ -284,7 +289,7 @@ void set_listener(PyObject* listener) {
 }
 
 PyObject* map_tensors(PyObject* out, PyObject* function, PyObject* passthrough) {
-  return run(out, CallLeaf{function}, passthrough);
+  return run(out, CallLeaf(function), passthrough);
 }
 
 } // namespace weakref_ext

@@ -76,7 +76,9 @@ def contenders(out: Any) -> dict[str, Callable[[], object]]:
     }
     if tensors_only:  # a list of tensors and ints has no IValue type
         calls["weakref_ext: op.ivalue from Python"] = lambda: OP.ivalue(out)
-        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(torch.utils._pytree.tree_map(torch.clone, out))
+        calls["weakref_ext: op.ivalue from C++"] = peers.baseline().OpLoop(
+            torch.utils._pytree.tree_map(torch.clone, out)
+        )
     level = out if isinstance(out, list | tuple) else [out]
     if all(isinstance(element, torch.Tensor) for element in level):
         calls["SGLang way (one level)"] = lambda: peers.sglang_one_level(out)

@@ -87,7 +87,7 @@ def test_a_function_mode_sees_the_operator():
     assert_same(weak, out)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     "transform",
     [

@@ -82,8 +82,8 @@ def fresh_pool() -> Iterator[Any]:
 def segments_of(pool: Any) -> list[dict[str, Any]]:
     """The pool's part of the allocator's snapshot.
 
-    Not ``memory_snapshot(pool)``: torch 2.11 drops a reference to each number of the handle at every such call, and the
-    process crashes once one is gone (seen with handles above 256, which CPython does not share).
+    Not ``memory_snapshot(pool)``: with torch 2.11 and handles above 256, which CPython does not share, the process
+    crashed comparing the handle's numbers afterwards, as if each such call had dropped a reference to them.
     """
     return [segment for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == tuple(pool)]
 

@@ -24,3 +24,15 @@ def pytest_collection_modifyitems(items):
 def weaken(request):
     """Each Python entry of the one walk."""
     return request.param
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """The wrappers over recorded operators instead of CUDA graphs."""
+    from fake_graphs import FakeBackend
+
+    from weakref_ext.cudagraph import _backend
+
+    backend = FakeBackend()
+    monkeypatch.setattr(_backend, "BACKEND", backend)
+    return backend

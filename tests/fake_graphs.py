@@ -128,3 +128,13 @@ class FakeBackend:
         self.log.append("heal")
         self.invalidated = False
         return False
+
+
+def model(x, scale=1):
+    h = x * 2
+    return h + scale, [h * 3, (h - 1, 7)]
+
+
+def values(out):
+    h, (a, (b, n)) = out
+    return h.tolist(), a.tolist(), b.tolist(), n

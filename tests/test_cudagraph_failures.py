@@ -7,28 +7,11 @@ import weakref
 
 import pytest
 import torch
-from fake_graphs import FakeBackend
+from fake_graphs import model, values
 
-from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, eager_break
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, eager_break
 
 BOTH = pytest.mark.parametrize("wrapper", [CUDAGraphWrapper, BreakableCUDAGraphWrapper])
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    backend = FakeBackend()
-    monkeypatch.setattr(_backend, "BACKEND", backend)
-    return backend
-
-
-def model(x, scale=1):
-    h = x * 2
-    return h + scale, [h * 3, (h - 1, 7)]
-
-
-def values(out):
-    h, (a, (b, n)) = out
-    return h.tolist(), a.tolist(), b.tolist(), n
 
 
 # Pool and lifetime

@@ -5,29 +5,12 @@ import sys
 
 import pytest
 import torch
-from fake_graphs import RUBBISH, FakeBackend
+from fake_graphs import RUBBISH, model, values
 
 from weakref_ext import is_weak_ref
-from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper
 
 BOTH = pytest.mark.parametrize("wrapper", [CUDAGraphWrapper, BreakableCUDAGraphWrapper])
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    backend = FakeBackend()
-    monkeypatch.setattr(_backend, "BACKEND", backend)
-    return backend
-
-
-def model(x, scale=1):
-    h = x * 2
-    return h + scale, [h * 3, (h - 1, 7)]
-
-
-def values(out):
-    h, (a, (b, n)) = out
-    return h.tolist(), a.tolist(), b.tolist(), n
 
 
 # Pass-through

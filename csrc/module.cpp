@@ -16,12 +16,13 @@ using weakref_ext::Options;
 
 // A passthrough argument, checked: nothing, a tuple of types, or a function.
 PyObject* parse_passthrough(PyObject* passthrough) {
-  bool good = passthrough == nullptr || PyTuple_Check(passthrough) ||
-              (PyCallable_Check(passthrough) && !PyType_Check(passthrough));
-  for (Py_ssize_t i = 0;
-       good && passthrough != nullptr && PyTuple_Check(passthrough) && i < PyTuple_GET_SIZE(passthrough);
-       ++i) {
-    good = PyType_Check(PyTuple_GET_ITEM(passthrough, i));
+  bool good = true;
+  if (passthrough != nullptr && PyTuple_Check(passthrough)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(passthrough); ++i) {
+      good = good && PyType_Check(PyTuple_GET_ITEM(passthrough, i));
+    }
+  } else if (passthrough != nullptr) {
+    good = PyCallable_Check(passthrough) && !PyType_Check(passthrough);
   }
   TORCH_CHECK_TYPE(good, "passthrough must be a tuple of types, or a function (type, path) -> bool");
   return passthrough;

@@ -2,17 +2,11 @@
 
 import pytest
 import torch
-from fake_graphs import FakeBackend
 
 from weakref_ext import LayerName, is_weak_ref
-from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, eager_break
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, eager_break
 
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch):
-    backend = FakeBackend()
-    monkeypatch.setattr(_backend, "BACKEND", backend)
-    return backend
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 def check(function, *, times=3, **options):

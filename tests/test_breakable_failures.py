@@ -4,16 +4,10 @@ import threading
 
 import pytest
 import torch
-from fake_graphs import FakeBackend
 
-from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, eager_break
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, eager_break
 
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch):
-    backend = FakeBackend()
-    monkeypatch.setattr(_backend, "BACKEND", backend)
-    return backend
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 @eager_break

@@ -29,6 +29,17 @@ for _ in range(2):
     vllm.utils.torch_utils.weak_ref_tensors([torch.empty(1, device="meta")])
 """
 
+FORKED_WORKER = """
+import os
+if (worker := os.fork()) == 0:
+    load_general_plugins()
+    for _ in range(2):
+        vllm.utils.torch_utils.weak_ref_tensors([torch.empty(1, device="meta")])
+    sys.stdout.flush()
+    os._exit(0)
+assert os.waitpid(worker, 0)[1] == 0
+"""
+
 
 def child(*arguments):
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
@@ -54,12 +65,14 @@ def test_vllm(release, case):
 
 
 @pytest.mark.parametrize("release", engines.VLLM)
-def test_the_log_of_a_vllm_process_shows_one_line(release):
+@pytest.mark.parametrize(("code", "processes"), [(START, 1), (START + FORKED_WORKER, 2)], ids=["engine", "worker"])
+def test_the_log_shows_one_line_for_each_vllm_process(release, code, processes):
     engines.need(release, *engines.VLLM_IMPORTS)
-    process = child("-c", START, str(engines.FOLDER / release))
+    process = child("-c", code, str(engines.FOLDER / release))
     shown = [line for line in (process.stdout + process.stderr).splitlines() if "weakref_ext" in line]
-    assert len(shown) == 1
-    assert f"patched vLLM {release.removeprefix('vllm-')}: vllm.utils.torch_utils.weak_ref_tensor, " in shown[0]
+    assert len(shown) == processes
+    for line in shown:
+        assert f"patched vLLM {release.removeprefix('vllm-')}: vllm.utils.torch_utils.weak_ref_tensor, " in line
 
 
 def test_absent_vllm_is_harmless(monkeypatch, caplog):

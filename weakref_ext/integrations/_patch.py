@@ -35,8 +35,9 @@ class Patch:
         self.drop_ins = drop_ins
         self.originals: dict[Callable[..., Any], Any] = {}
         self._warned = False
-        self._news = ""
+        self._news, self._told = "", False
         self._lock = threading.RLock()
+        os.register_at_fork(after_in_child=self._in_a_forked_child)
 
     def install(self) -> bool:
         """Whether the drop-ins are in place afterwards."""
@@ -63,22 +64,27 @@ class Patch:
             places = [place for drop_in, original in originals.items() for place in swap(original, drop_in)]
             version = getattr(sys.modules[root], "__version__", "of unknown version")
             self._news = f"weakref_ext: patched {self.engine} {version}: {', '.join(sorted(places))}"
+            self._told = False
             self.announce()
             return True
 
     def announce(self) -> None:
-        """Log what was patched, once, unless the engine has yet to set up the logging that would show it."""
-        if self._news and self.log.isEnabledFor(logging.INFO):
-            news, self._news = self._news, ""
-            self.log.info(news)
+        """Log what was patched, once per process, but not before the engine set up the logging that shows it."""
+        if self._news and not self._told and self.log.isEnabledFor(logging.INFO):
+            self._told = True
+            self.log.info(self._news)
 
     def uninstall(self) -> bool:
         """Put the originals back, also in modules that loaded since; whether there was anything to undo."""
         with self._lock:
-            undone, self.originals = self.originals, {}
+            undone, self.originals, self._news = self.originals, {}, ""
             for drop_in, original in undone.items():
                 swap(drop_in, original)
             return bool(undone)
+
+    def _in_a_forked_child(self) -> None:
+        self._told = False  # an engine's forked worker has the drop-ins from the start, and a log of its own
+        self._lock = threading.RLock()  # another thread of the parent may have held it
 
     def _left_untouched(self, reason: str) -> None:
         if not self._warned:

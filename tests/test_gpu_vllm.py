@@ -12,6 +12,7 @@ import pytest
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 
 ELEMENTS = 1 << 20
+KEPT = []  # wrappers: all share vLLM's one pool, and torch 2.11 fails to capture into it once its graphs are gone
 FRESH, FILLED, CHURN = 7.0, 5.0, -999.0
 
 
@@ -48,6 +49,7 @@ def capture_churn_replay(breakable, model):
 
     config = SimpleNamespace(compilation_config=None, use_cumem_cudagraph_pool=False)
     wrapper = breakable.BreakableCUDAGraphWrapper(model, config)
+    KEPT.append(wrapper)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.inference_mode():
         wrapper()

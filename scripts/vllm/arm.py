@@ -78,7 +78,8 @@ def recursion():
 
 
 def measure(worker):
-    """In a worker: the memory of its graph pools, and of the stored outputs what the plugin's weak refs still pin."""
+    """In a worker: the memory of its graph pools, and the stored outputs' tensors that somebody owns: in a graph pool
+    ("pinned"), and outside of one ("elsewhere": weights, static buffers)."""
     import gc
     import sys
 
@@ -106,11 +107,12 @@ def measure(worker):
 
         leaves = [leaf for out in stored for leaf in torch.utils._pytree.tree_leaves(out)]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        strong = [leaf for leaf in tensors if not weakref_ext.is_weak_ref(leaf)]
-        alive = [leaf for leaf in tensors if weakref_ext.is_weak_ref(leaf) and weakref_ext.owner_alive(leaf)]
-        result.update(
-            tensors=len(tensors), strong=[list(t.shape) for t in strong], owners=[list(t.shape) for t in alive]
-        )
+        result.update(tensors=len(tensors), pinned=[], elsewhere=[])
+        for tensor in tensors:
+            if not weakref_ext.is_weak_ref(tensor) or weakref_ext.owner_alive(tensor):
+                address = tensor.data_ptr()
+                inside = any(s["address"] <= address < s["address"] + s["total_size"] for s in segments)
+                result["pinned" if inside else "elsewhere"].append(list(tensor.shape))
         result["structures"] = sorted({weakref_ext.describe(out) for out in stored})
     return result
 

@@ -1,6 +1,7 @@
 #include "alias.h"
 #include "containers.h"
 #include "inspect.h"
+#include "op_call.h"
 #include "trace_python.h"
 #include "walk_python.h"
 
@@ -229,6 +230,7 @@ PyMethodDef methods[] = {
     {"map_tensors", map_tensors, METH_VARARGS, nullptr},
     {"register_type", register_type, METH_VARARGS, nullptr},
     {"set_resolver", set_resolver, METH_O, nullptr},
+    {"op_call", weakref_ext::op_call, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

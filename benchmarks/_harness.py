@@ -25,7 +25,7 @@ import torch
 import weakref_ext
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("walk", "growth", "capture", "memory", "replay", "pool_cost", "wrappers")
+NAMES = ("walk", "growth", "capture", "memory", "replay", "pool_cost", "wrappers", "sanitizer")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
 

@@ -7,9 +7,10 @@ Every call is cold: a model was just traced through, and each way has its turn a
 
 import gc
 import importlib.util
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ def ways() -> dict[str, Way]:
         STRONG: lambda out: out,
         ENTRY: weakref_ext.weak_ref_tensors,
         OURS: OP,
-        VLLM: peers.vllm_recursion,
-        TE: peers.transformer_engine_recursion,
+        VLLM: peers.vllm_recursion(),
+        TE: peers.transformer_engine()[0],
         "pytree over an op": peers.pytree_map,
     }
     if importlib.util.find_spec("optree"):
@@ -92,20 +93,22 @@ def captures(model: _demo.Decoder, x: torch.Tensor, sizes: list[int], pieces: in
     return total, walk
 
 
-def figures(total: Times, walk: Times, sizes: list[int]) -> dict[str, Any]:
+def figures(total: Times, called: Times, sizes: list[int]) -> dict[str, Any]:
+    clock = statistics.median(called[NONE])  # of which a call of nothing takes so much
+    walk = {name: [t - clock for t in times] for name, times in called.items() if name not in (NONE, STRONG)}
     descending = sorted(sizes, reverse=True)
 
-    def by_size(times: list[int]) -> dict[int, float]:
+    def by_size(times: Sequence[float]) -> dict[int, float]:
         return {size: summary(times[i :: len(sizes)])["median"] / 1e3 for i, size in enumerate(descending)}
 
     return dict(
         capture_us={name: summary([t / 1e3 for t in times]) for name, times in total.items()},
         times_without={name: ratio(times, total[NONE]) for name, times in total.items() if name != NONE},
-        walk_us={name: summary([t / 1e3 for t in times]) for name, times in walk.items() if name not in (NONE, STRONG)},
+        clock_us=clock / 1e3,
+        walk_us={name: summary([t / 1e3 for t in times]) for name, times in walk.items()},
         share_percent={
-            name: summary([100 * w / t for w, t in zip(walk[name], total[name], strict=True)])
-            for name in walk
-            if name not in (NONE, STRONG)
+            name: summary([100 * w / t for w, t in zip(times, total[name], strict=True)])
+            for name, times in walk.items()
         },
         capture_us_by_size={name: by_size(times) for name, times in total.items()},
         walk_us_by_size=by_size(walk[ENTRY]),
@@ -135,7 +138,7 @@ def measure(quick: bool) -> dict[str, Any]:
         gc.unfreeze()
     shares = {title: result["share_percent"][ENTRY]["median"] for title, result in results.items()}
     return dict(
-        peers="restated",
+        peers=peers.sources(),
         sizes=sizes,
         hidden=hidden,
         captures=results,

@@ -1,14 +1,24 @@
-"""How others make non-owning tensors, restated: each engine's walk over its per-tensor way, without the engine."""
+"""How others make non-owning tensors: the engines' released functions where they are at hand, else restated.
 
+vLLM's needs an installed vLLM, with its operator; Transformer Engine's and SGLang's their Python in .peers/
+(scripts/fetch_peers.py). SGLang's operator is restated in any case, TensorRT-LLM's way is Transformer Engine's.
+"""
+
+import importlib.util
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils import cpp_extension
+
+ROOT = Path(__file__).parents[1]
+Function = Callable[[Any], Any]
 
 
 @cache
@@ -22,27 +32,77 @@ def baseline() -> Any:
     return native
 
 
-def vllm_recursion(out: Any) -> Any:
-    """vLLM's per-tensor op under the plain recursion that would repair its one level."""
-    if isinstance(out, torch.Tensor):
-        return torch.ops.weakref_bench.per_tensor(out) if out.numel() > 0 else out
-    if isinstance(out, list | tuple):
-        return type(out)([vllm_recursion(element) for element in out])
-    if isinstance(out, dict):
-        return {key: vllm_recursion(value) for key, value in out.items()}
-    return out
+def _engines() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "tests"))
+    return importlib.import_module("engines")
 
 
-def sglang_one_level(out: Any) -> Any:
-    """SGLang's: the per-tensor op for a tensor or each element of a list or tuple; raises for all else inside."""
-    op = torch.ops.weakref_bench.per_tensor
-    if isinstance(out, torch.Tensor):
-        return op(out)
-    if isinstance(out, list):
-        return [op(element) for element in out]
-    if isinstance(out, tuple):
-        return tuple(op(element) for element in out)
-    raise ValueError("Invalid type for tensors")
+@cache
+def vllm() -> tuple[Function, str]:
+    """vLLM's function for one tensor, and where it is from."""
+    if torch.cuda.is_available() and importlib.util.find_spec("vllm"):
+        engines = _engines()
+        module = engines.vllm(engines.VLLM[0])
+        if not hasattr(engines.vllm, "library"):  # no operator had to stand in
+            return module.weak_ref_tensor, f"vLLM {sys.modules['vllm'].__version__}"
+
+    def weak_ref_tensor(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.numel() > 0:
+            return torch.ops.weakref_bench.per_tensor(value)
+        return value
+
+    return weak_ref_tensor, "restated"
+
+
+@cache
+def sglang() -> tuple[Function, str]:
+    """SGLang's weak_ref_tensors, of one level."""
+    op, engines = torch.ops.weakref_bench.per_tensor, _engines()
+    if (engines.FOLDER / engines.SGLANG).exists():
+        module = engines.sglang().weak_ref_tensor
+        module.weak_ref_tensor = op
+        return module.weak_ref_tensors, f"{engines.SGLANG}, its operator restated"
+
+    def weak_ref_tensors(out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            return op(out)
+        if isinstance(out, list):
+            return [op(element) for element in out]
+        if isinstance(out, tuple):
+            return tuple(op(element) for element in out)
+        raise ValueError("Invalid type for tensors")
+
+    return weak_ref_tensors, "restated"
+
+
+@cache
+def transformer_engine() -> tuple[Function, str]:
+    """Transformer Engine's make_weak_ref: CUDA tensors only, through __cuda_array_interface__, strides lost."""
+    engines = _engines()
+    if (engines.FOLDER / engines.TRANSFORMER_ENGINE).exists():
+        return engines.transformer_engine().make_weak_ref, engines.TRANSFORMER_ENGINE
+    return _make_weak_ref, "restated"
+
+
+def sources() -> dict[str, str]:
+    """Where each peer's function is from: for the results."""
+    return dict(vllm=vllm()[1], sglang=sglang()[1], transformer_engine=transformer_engine()[1])
+
+
+def vllm_recursion() -> Function:
+    """The plain recursion over vLLM's function for one tensor, which would repair its one level."""
+    weak_ref_tensor, _ = vllm()
+
+    def weak_ref_tensors(out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            return weak_ref_tensor(out)
+        if isinstance(out, list | tuple):
+            return type(out)([weak_ref_tensors(element) for element in out])
+        if isinstance(out, dict):
+            return {key: weak_ref_tensors(value) for key, value in out.items()}
+        return weak_ref_tensor(out)
+
+    return weak_ref_tensors
 
 
 TYPE_STRINGS = {torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<f2", torch.int64: "<i8"}
@@ -58,15 +118,14 @@ class _CudaArray:
         self.dtype = tensor.dtype
 
 
-def transformer_engine_recursion(out: Any) -> Any:
-    """CUDA tensors only: through __cuda_array_interface__, strides lost."""
+def _make_weak_ref(out: Any) -> Any:
     if isinstance(out, torch.Tensor):
         array = _CudaArray(out)
         return torch.as_tensor(array, device="cuda").view(array.dtype)
     if isinstance(out, list | tuple):
-        return type(out)([transformer_engine_recursion(element) for element in out])
+        return type(out)([_make_weak_ref(element) for element in out])
     if isinstance(out, dict):
-        return {key: transformer_engine_recursion(value) for key, value in out.items()}
+        return {key: _make_weak_ref(value) for key, value in out.items()}
     return out
 
 

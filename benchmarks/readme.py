@@ -41,12 +41,10 @@ def walk(folder: Path) -> str | None:
         key=lambda name: next(rows[name]["median"] for rows in tables if name in rows),
     )
     body = [[name, *(spread(rows[name], scale=1e3) if name in rows else "" for rows in tables)] for name in names]
-    text = f"One call for `{MAIN}`, µs: median (quartiles), in {MODE}. Other projects' ways are restated in "
-    text += "`benchmarks/peers.py`.\n\n" + markdown(["", *(on(result["machine"]) for result in results)], body)
+    text = f"One call for `{MAIN}`, µs: median (quartiles), in {MODE}.\n\n"
+    text += markdown(["", *(on(result["machine"]) for result in results)], body)
     for result in results:
-        faster = {
-            name: row["median"] for name, row in result.get("times_faster", {}).get(MODE, {}).get(MAIN, {}).items()
-        }
+        faster = {name: row["median"] for name, row in result["times_faster"][MODE][MAIN].items()}
         said = [
             f"the {what} is {faster[f'{ours} / {other}']:.1f} times faster than the {than}"
             for what, ours, than, other in (
@@ -58,7 +56,8 @@ def walk(folder: Path) -> str | None:
         ]
         if said:
             said.append(f"the Python entry takes {1 / faster[f'{ENTRY} / {FLOOR}']:.2f} of the floor's time")
-            text += f"\n\nOn {on(result['machine'])}: {', '.join(said)} (medians of the ratios within a round)."
+            text += f"\n\nOn {on(result['machine'])}: {', '.join(said)} (medians of the ratios within a round). "
+            text += f"Peers: {', '.join(f'{name} ({source})' for name, source in result['peers'].items())}."
     return text
 
 

@@ -3,9 +3,7 @@
 ``python -m benchmarks.sanitizer`` (without a GPU: what is left on the alias path)
 """
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tracemalloc
@@ -18,7 +16,9 @@ import weakref_ext
 from weakref_ext import sanitizer
 from weakref_ext.sanitizer._trace import Allocator
 
-from ._harness import compare, save, summary, table
+from ._harness import claim, compare, effort, ratio, summary, table
+
+NEEDS_GPU = False
 
 ALIAS_PATHS = {
     "never imported": "",
@@ -27,32 +27,32 @@ ALIAS_PATHS = {
 }
 
 
-def alias_ns(setup: str) -> dict[str, float]:
-    """In a fresh process: ns a call on (T,[3:T])."""
+def alias_ns(setup: str, quick: bool) -> dict[str, float]:
+    """In a fresh process: ns a call for (2:T,[3:T])."""
     code = f"""
 import json, torch, weakref_ext
-from benchmarks._harness import compare
+from benchmarks._harness import compare, effort
 {setup}
 out = (torch.ones(4), [torch.ones(4) for _ in range(3)])
-function, op = weakref_ext.weak_ref_tensors, torch.ops.weakref_ext.weak_ref_tensors.default
-rows = compare(dict(function=lambda: function(out), operator=lambda: op(out)), rounds=9)
+function, op = weakref_ext.weak_ref_tensors, torch.ops.weakref_ext.weak_ref_tensors
+rows = compare(dict(function=lambda: function(out), operator=lambda: op(out)), **effort({quick}))
 print(json.dumps({{name: row["median"] for name, row in rows.items()}}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def alias_path(rounds: int) -> dict[str, dict[str, float]]:
+def alias_path(quick: bool) -> dict[str, dict[str, float]]:
     """Processes take turns, so that a slow moment of the machine falls on all of them."""
     samples: dict[str, list[float]] = {}
-    for _ in range(rounds):
+    for _ in range(2 if quick else 5):
         for name, setup in ALIAS_PATHS.items():
-            for entry, ns in alias_ns(setup).items():
+            for entry, ns in alias_ns(setup, quick).items():
                 samples.setdefault(f"{entry}, {name}", []).append(ns)
     return {name: summary(values) for name, values in sorted(samples.items())}
 
 
-def capture_time(rounds: int) -> dict[str, Any]:
+def capture_time(quick: bool) -> dict[str, Any]:
     """Seconds to capture six sizes of a Llama, with and without a trace, and with a guard; ratios within a round."""
     from .wrappers import CAPTURE_BATCHES, Config, Llama, random_weights, seconds, wrapped
 
@@ -75,13 +75,14 @@ def capture_time(rounds: int) -> dict[str, Any]:
     for way in ways.values():
         seconds(way)
     took: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds):
+    for i in range(2 if quick else 5):
         for name in sorted(ways, reverse=bool(i % 2)):
             took[name].append(seconds(ways[name]))
-    figures: dict[str, Any] = {f"{name}_s": statistics.median(values) for name, values in took.items()}
-    for name in ("trace", "guard"):
-        figures[f"{name}_ratio"] = statistics.median(a / b for a, b in zip(took[name], took["off"], strict=True))
-    return {**figures, "events": events}
+    return dict(
+        seconds={name: summary(values) for name, values in took.items()},
+        times_off={name: ratio(took[name], took["off"]) for name in ("trace", "guard")},
+        events=events,
+    )
 
 
 def event_bytes() -> dict[str, float]:
@@ -100,34 +101,46 @@ def event_bytes() -> dict[str, float]:
     return {"events": len(events), "ring": len(data) / len(events) * 1e6, "python": held / len(events) * 1e6}
 
 
-def allocation() -> dict[str, Any]:
+def allocation(quick: bool) -> dict[str, Any]:
     """ns to allocate and free 4 KiB: before anything is attached, during a trace, and after it (the callback stays)."""
-    before = compare({"never attached": lambda: torch.empty(4096, dtype=torch.uint8, device="cuda")})
+
+    def timed(name: str) -> dict[str, Any]:
+        return compare({name: lambda: torch.empty(4096, dtype=torch.uint8, device="cuda")}, **effort(quick))
+
+    before = timed("never attached")
     x = torch.zeros(8, device="cuda")
     with sanitizer.trace():
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             x.add(1)
-        during = compare({"trace on": lambda: torch.empty(4096, dtype=torch.uint8, device="cuda")})
-    after = compare({"trace off again": lambda: torch.empty(4096, dtype=torch.uint8, device="cuda")})
-    return {**before, **during, **after}
+        during = timed("trace on")
+    return {**before, **during, **timed("trace off again")}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    sections: dict[str, Any] = {"alias_path_ns": alias_path(rounds)}
-    print(table("weak_ref_tensors((T,[3:T]))", sections["alias_path_ns"], reference="function, never imported"))
+def measure(quick: bool) -> dict[str, Any]:
+    sections: dict[str, Any] = dict(alias_path_ns=alias_path(quick))
     if torch.cuda.is_available():
         with torch.inference_mode():
-            sections["allocation_ns"] = allocation()
-            sections["capture"] = capture_time(rounds)
+            sections |= dict(allocation_ns=allocation(quick), capture=capture_time(quick))
         sections["bytes_per_million_events"] = event_bytes()
-        print(table("allocate and free 4 KiB", sections["allocation_ns"], reference="never attached"))
-        for name in ("capture", "bytes_per_million_events"):
-            print(name, {key: round(value, 4) for key, value in sections[name].items()})
-    print("wrote", save("sanitizer", **sections))
+    rows = sections["alias_path_ns"]
+    imported = rows["function, imported"]["median"] / rows["function, never imported"]["median"]
+    return dict(
+        sections, claims=[claim("sanitizer imported and off: a call, times one without it", imported, most=1.05)]
+    )
+
+
+def report(result: dict[str, Any]) -> str:
+    parts = [table("weak_ref_tensors((2:T,[3:T]))", result["alias_path_ns"], reference="function, never imported")]
+    if "capture" in result:
+        parts.append(table("allocate and free 4 KiB", result["allocation_ns"], reference="never attached"))
+        ratios = ", ".join(f"{name} {row['median']:.3f}" for name, row in result["capture"]["times_off"].items())
+        parts.append(f"  capture, times the time without: {ratios}; {result['capture']['events']} events")
+        sizes = result["bytes_per_million_events"]
+        parts.append(f"  MB a million events: ring {sizes['ring'] / 1e6:.0f}, Python {sizes['python'] / 1e6:.0f}")
+    return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    main()
+    from ._harness import main
+
+    sys.exit(main("sanitizer", *sys.argv[1:]))

@@ -1,6 +1,6 @@
 """How long is one call? Ours and the peers' over the structures that engines capture, by depth and by width.
 
-``python -m benchmarks.walk``. Peers are restated in `peers.py`: what is compared is each one's way, not its release.
+``python -m benchmarks.walk``. Peers' functions are the released ones where they are at hand (`peers.py`).
 """
 
 import importlib.util
@@ -64,12 +64,12 @@ def contenders(out: Any) -> dict[str, Callable[[], object]]:
     flat = [leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
     tensors_only = len(flat) == len(leaves)
     del leaves
-    floor_of = peers.baseline().floor_of
+    floor_of, vllm_way = peers.baseline().floor_of, peers.vllm_recursion()
     calls = {
         ENTRY: lambda: weakref_ext.weak_ref_tensors(out),
         OURS: lambda: OP(out),
         "weakref_ext: op.default": lambda: OP.default(out),
-        VLLM: lambda: peers.vllm_recursion(out),
+        VLLM: lambda: vllm_way(out),
         "pytree over an op": lambda: peers.pytree_map(out),
         "detach() recursion (not weak)": lambda: peers.detach_recursion(out),
         FLOOR: lambda: floor_of(flat),
@@ -81,9 +81,11 @@ def contenders(out: Any) -> dict[str, Callable[[], object]]:
         )
     level = out if isinstance(out, list | tuple) else [out]
     if all(isinstance(element, torch.Tensor) for element in level):
-        calls["SGLang way (one level)"] = lambda: peers.sglang_one_level(out)
+        sglang, _ = peers.sglang()
+        calls["SGLang way (one level)"] = lambda: sglang(out)
     if CUDA:
-        calls[TE] = lambda: peers.transformer_engine_recursion(out)
+        make_weak_ref, _ = peers.transformer_engine()
+        calls[TE] = lambda: make_weak_ref(out)
     if importlib.util.find_spec("optree"):
         calls["optree over an op"] = lambda: peers.optree_map(out)
     return calls
@@ -142,7 +144,7 @@ def measure(quick: bool) -> dict[str, Any]:
         for mode, by_structure in taken.items()
     }
     return dict(
-        peers="restated",
+        peers=peers.sources(),
         structures={
             mode: {name: {c: summary(values) for c, values in rows.items()} for name, rows in by_structure.items()}
             for mode, by_structure in taken.items()

@@ -3,6 +3,8 @@
 Tests named after a public report do both, so that they are known to see the fault.
 """
 
+import gc
+
 import pytest
 import torch
 from raw_graphs import N, capture, equal, full, strong
@@ -139,6 +141,25 @@ def test_smaller_sizes_fit_into_the_pool_of_the_largest():
     grown = [row.pool_bytes for row in wrapped.report()]
     assert grown[0] > 0
     assert grown[1:] == [0, 0]
+
+
+def test_a_given_pool_can_be_captured_into_again_when_its_graphs_are_gone(pool):
+    wrapped = CUDAGraphWrapper(model, pool=pool)
+    wrapped(full(1))
+    wrapped.clear()
+    assert same(wrapped(full(2)), model(full(2)))
+    del wrapped
+    gc.collect()
+    assert same(CUDAGraphWrapper(model, pool=pool)(full(3)), model(full(3)))
+
+
+def test_a_given_up_pool_that_holds_a_tensor_is_refused_with_the_way_out(pool):
+    graph, out = capture(lambda: full(1) * 2, pool, strong)
+    del graph
+    with pytest.raises(RuntimeError, match="drop every tensor that it still holds first, or take a new pool"):
+        CUDAGraphWrapper(model, pool=pool)(full(1))
+    del out
+    assert same(CUDAGraphWrapper(model, pool=pool)(full(1)), model(full(1)))
 
 
 def test_clear_gives_the_memory_back():

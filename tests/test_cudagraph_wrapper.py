@@ -214,3 +214,11 @@ def test_capture_shows_progress_where_tqdm_is_and_works_without(fake, monkeypatc
 def test_capture_needs_to_know_the_arguments():
     with pytest.raises(ValueError, match="make_inputs"):
         CUDAGraphWrapper(model).capture([1])
+
+
+def test_a_pool_is_prepared_before_it_is_kept(fake, monkeypatch):
+    """torch 2.11 refuses a pool whose graphs are gone until its cache is emptied."""
+    before = []
+    monkeypatch.setattr(fake, "keep_alive", lambda pool: before.extend(fake.log))
+    CUDAGraphWrapper(lambda x: x * 2, pool=(0, 7))(torch.ones(2))
+    assert before[-1] == "prepare"

@@ -116,12 +116,21 @@ class Cuda:
     def keep_alive(self, pool: Pool | None) -> torch.cuda.CUDAGraph:
         """A graph that keeps the pool while no other graph uses it, and takes no memory from it.
 
-        A pool without graphs is given up, and cannot be captured into again while a tensor of it lives (one in the
-        traceback of a failed capture, say).
+        A pool without graphs is given up. It can be captured into again after :meth:`prepare`, but not while a tensor of
+        it lives (one in the traceback of a failed capture, say).
+
+        Raises:
+            RuntimeError: for a pool that was given up and has such a tensor.
         """
         flag = torch.zeros(1, device="cuda")
         with self.side_stream():
-            graph = self.begin(pool, "thread_local")
+            try:
+                graph = self.begin(pool, "thread_local")
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"graph pool {pool} cannot be captured into: if all its graphs are gone, drop every tensor that it "
+                    "still holds first, or take a new pool (torch.cuda.graph_pool_handle())"
+                ) from error
             flag.zero_()
             self.end(graph)
         return graph

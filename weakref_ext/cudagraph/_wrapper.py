@@ -230,6 +230,7 @@ class CUDAGraphWrapper:
         call.require_device(self._backend.device_type)
         with _one_capture:
             if self._keeper is None:
+                self._backend.prepare()  # all graphs of a pool that was given may be gone
                 self._keeper = self._backend.keep_alive(self.pool)
             inputs = self._static.bind(call) if self._copy_inputs else call.tensors
             sources = self._static.sources(call.tensors)

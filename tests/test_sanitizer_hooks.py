@@ -15,7 +15,7 @@ from sanitizer_fixtures import capture, kinds, pool, trace, traced
 
 from weakref_ext import sanitizer, testing, weak_ref_tensors
 from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, _recording, eager_break
-from weakref_ext.sanitizer import Kind, _trace
+from weakref_ext.sanitizer import Kind, _report, _trace
 from weakref_ext.sanitizer._hooks import switched_on
 from weakref_ext.sanitizer._trace import Trace
 from weakref_ext.sanitizer._verdict import Action, Event
@@ -176,6 +176,9 @@ class TestPicture:
             "block handed out",
         ):
             assert f"<!-- {shown} -->" in text
+
+    def test_outputs_over_the_same_memory_are_drawn_side_by_side(self):
+        assert _report._lanes([(0, 4), (0, 4), (4, 8), (2, 6), (8, 9)]) == [0, 1, 0, 2, 0]
 
     def test_nothing_to_draw_is_no_error(self, trace, tmp_path):
         pytest.importorskip("matplotlib")

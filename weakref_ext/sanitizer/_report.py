@@ -71,8 +71,18 @@ class Report(list[Verdict]):
 
         for name, begin, end in sorted(blocks):
             draw(begin, end, row[name] - 0.4, row[name] + 0.4, **_BLOCK)
-        for verdict, begin, end in outputs:
-            draw(begin, end, row[verdict.capture] - 0.22, row[verdict.capture] + 0.22, **_look(verdict.kind))
+        for name in names:
+            own = [(begin, end, verdict) for verdict, begin, end in outputs if verdict.capture == name]
+            lanes = _lanes([(begin, end) for begin, end, _ in own])
+            height = 0.44 / max([1, *(lane + 1 for lane in lanes)])
+            for lane, (begin, end, verdict) in zip(lanes, own, strict=True):
+                low = row[name] - 0.22 + lane * height
+                draw(begin, end, low, low + height, **_look(verdict.kind))
+                middle = (scale(begin) + scale(end)) / 2
+                if scale(end) - scale(begin) > 0.006 * len(verdict.path) * scale.total:
+                    box = dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0.8)
+                    place = dict(ha="center", va="center", fontsize=7, bbox=box)
+                    axes.text(middle, low + height / 2, verdict.path, **place)
         for name in names:
             written = [piece for span in self._spans if span.capture == name for piece in span.ranges]
             hits = [(low, high, v) for v in self if name in v.captures for low, high in written]
@@ -80,12 +90,6 @@ class Report(list[Verdict]):
             ranges = [(max(low, v.address), min(high, v.address + v.nbytes)) for low, high, v in hits]
             for low, high in merged([(low, high) for low, high in ranges if low < high]):
                 draw(low, high, row[name] + 0.26, row[name] + 0.4, **_OVER)
-        for verdict, begin, end in outputs:
-            middle = (scale(begin) + scale(end)) / 2
-            if scale(end) - scale(begin) > 0.006 * len(verdict.path) * scale.total:
-                box = dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0.8)
-                place = dict(ha="center", va="center", fontsize=7, bbox=box)
-                axes.text(middle, row[verdict.capture], verdict.path, **place)
         axes.set(xlim=(0, max(scale.total, 1)), ylim=(max(len(names), 1) - 0.5, -0.5), yticks=range(len(names)))
         axes.set_yticklabels([name if len(name) < 40 else name[:37] + "..." for name in names])
         axes.set_ylabel("captures, in order")
@@ -120,6 +124,15 @@ class _Addresses:
 
     def __call__(self, address: int) -> int:
         return next(at + address - begin for begin, end, at in self._pieces if begin <= address <= end)
+
+
+def _lanes(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """For each range a lane in which it overlaps no earlier one."""
+    lanes: list[int] = []
+    for i, (begin, end) in enumerate(ranges):
+        taken = {lanes[j] for j in range(i) if ranges[j][0] < end and begin < ranges[j][1]}
+        lanes.append(next(lane for lane in range(i + 1) if lane not in taken))
+    return lanes
 
 
 def _look(kind: Kind) -> dict[str, Any]:

@@ -45,7 +45,7 @@ print(json.dumps({{name: row["median"] for name, row in rows.items()}}))
 def alias_path(quick: bool) -> dict[str, dict[str, float]]:
     """Processes take turns, so that a slow moment of the machine falls on all of them."""
     samples: dict[str, list[float]] = {}
-    for _ in range(2 if quick else 5):
+    for _ in range(2 if quick else 3):
         for name, setup in ALIAS_PATHS.items():
             for entry, ns in alias_ns(setup, quick).items():
                 samples.setdefault(f"{entry}, {name}", []).append(ns)
@@ -92,12 +92,12 @@ def event_bytes() -> dict[str, float]:
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         for _ in range(50_000):
             x.add(1)
-    source.stop()
     _, data = weakref_ext._C.trace_read(0)
     tracemalloc.start()
     _, events = source.read(0)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
+    source.stop()
     return {"events": len(events), "ring": len(data) / len(events) * 1e6, "python": held / len(events) * 1e6}
 
 

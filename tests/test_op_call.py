@@ -60,6 +60,7 @@ class Dispatches(TorchDispatchMode):
     pass
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 @pytest.mark.parametrize(
     "context",
     [

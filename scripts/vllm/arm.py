@@ -125,6 +125,8 @@ def main():
         if args.tp > 1:
             parser.error("the recursion is put in by hand, which reaches one process only")
         recursion()
+    import torch
+    import vllm
     from vllm import LLM, SamplingParams
 
     compilation = dict(cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=max(sizes))
@@ -155,6 +157,7 @@ def main():
     result = dict(arm=args.arm, path=args.path, tp=args.tp, sizes=len(sizes), start_s=round(started, 1))
     result["tokens"] = [list(output.outputs[0].token_ids) for output in outputs]
     result["workers"] = llm.collective_rpc(measure)
+    result["machine"] = dict(gpu=torch.cuda.get_device_name(), torch=torch.__version__, vllm=vllm.__version__)
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 

@@ -1,5 +1,7 @@
 """Compares the arms of scripts/gpu_vllm.sh: python scripts/vllm/check.py FOLDER. Fails where a promise does.
 
+Writes FOLDER/vllm_gpu.json: what each arm took, and the promises.
+
 Per path: the same greedy tokens in all arms; the plugin's graph memory within 2 MiB of the recursion's; its log line
 once per process; no stored output pins memory of a graph pool. On the breakable path also 390 MiB or more below stock:
 there the auxiliary hidden states, 16,647 tokens x 3 x 4096 x 2 bytes over the 67 sizes, are nested.
@@ -11,12 +13,12 @@ from pathlib import Path
 
 folder = Path(sys.argv[1])
 TOLERANCE_MIB, SAVED_MIB = 2, 390
-failed = False
+promises: list[dict] = []
+figures: dict[str, dict] = {}
 
 
 def promise(text: str, holds: bool) -> None:
-    global failed
-    failed |= not holds
+    promises.append(dict(what=text, holds=holds))
     print("ok  " if holds else "FAIL", text)
 
 
@@ -34,6 +36,11 @@ for path in paths:
         arms["python"] = json.loads(recursion.read_text())
     plugin = arms["plugin"]
     tp, workers = plugin["tp"], plugin["workers"]
+    figures[path] = {
+        name: dict(sizes=arm["sizes"], tp=tp, stored_outputs=arm["workers"][0]["stored"], allocated_mib=memory(arm),
+                   pool_mib=[worker["pool_mib"] for worker in arm["workers"]])
+        for name, arm in arms.items()
+    }  # fmt: skip
     for name, arm in arms.items():
         pools = ", ".join(f"{worker['pool_mib']:.0f} MiB" for worker in arm["workers"])
         print(
@@ -62,4 +69,6 @@ for path in paths:
         promise(f"{path}: {saved:.1f} MiB below stock", saved >= SAVED_MIB)
     else:
         promise(f"{path}: no more memory than stock ({saved:.1f} MiB below)", saved >= -TOLERANCE_MIB)
-sys.exit(failed)
+summary = dict(machine=plugin["machine"], paths=figures, promises=promises)
+(folder / "vllm_gpu.json").write_text(json.dumps(summary, indent=1) + "\n")
+sys.exit(not all(each["holds"] for each in promises))

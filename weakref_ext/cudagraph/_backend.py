@@ -116,8 +116,8 @@ class Cuda:
     def keep_alive(self, pool: Pool | None) -> torch.cuda.CUDAGraph:
         """A graph that keeps the pool while no other graph uses it, and takes no memory from it.
 
-        A pool without graphs is given up. It can be captured into again after :meth:`prepare`, but not while a tensor of
-        it lives (one in the traceback of a failed capture, say).
+        A pool without graphs is given up. It can be captured into again after :meth:`prepare`, but not while a tensor
+        of it lives (one in the traceback of a failed capture, say).
 
         Raises:
             RuntimeError: for a pool that was given up and has such a tensor.

@@ -21,7 +21,7 @@ from weakref_ext import _demo
 from . import peers
 from ._harness import claim, ratio, summary, table
 from .memory import LISTS
-from .walk import ENTRY, OP, OURS, TE, VLLM
+from .walk import ENTRY, FLOOR, OP, OURS, TE, VLLM
 
 NEEDS_GPU = True
 NONE, STRONG = "no weak refs, outputs dropped", "no weak refs, outputs strong"
@@ -32,12 +32,13 @@ Times = dict[str, list[int]]  # way -> ns, one for each size of each round
 
 
 def ways() -> dict[str, Way]:
-    peers.baseline()
+    floor_of = peers.baseline().floor_of
     made: dict[str, Way] = {
         NONE: lambda out: None,
         STRONG: lambda out: out,
         ENTRY: weakref_ext.weak_ref_tensors,
         OURS: OP,
+        FLOOR: lambda out: floor_of([out[0], *out[1]]),
         VLLM: peers.vllm_recursion(),
         TE: peers.transformer_engine()[0],
         "pytree over an op": peers.pytree_map,

@@ -1,4 +1,4 @@
-"""Rewrites the block between <!-- numbers --> and <!-- /numbers --> of README.md from the committed results alone.
+"""Rewrites the blocks of README.md between <!-- NAME --> and <!-- /NAME --> from the committed results alone.
 
 ``python -m benchmarks.readme``. A table whose results do not exist is left out; no figure is written by hand.
 """
@@ -12,7 +12,6 @@ from ._harness import RESULTS, load
 from .walk import ENTRY, FLOOR, MAIN, OURS, TE, VLLM
 
 README = Path(__file__).parents[1] / "README.md"
-START, END = "<!-- numbers -->", "<!-- /numbers -->"
 MODE = "inference mode"
 
 
@@ -56,8 +55,11 @@ def walk(folder: Path) -> str | None:
         ]
         if said:
             said.append(f"the Python entry takes {1 / faster[f'{ENTRY} / {FLOOR}']:.2f} of the floor's time")
-            text += f"\n\nOn {on(result['machine'])}: {', '.join(said)} (medians of the ratios within a round). "
-            text += f"Peers: {', '.join(f'{name} ({source})' for name, source in result['peers'].items())}."
+            text += f"\n\nOn {on(result['machine'])}: {', '.join(said)} (medians of the ratios within a round);"
+            rows = result["structures"][MODE][MAIN]
+            froms = [f"the vLLM way is {result['peers']['vllm']}"]
+            froms += [f"TE's is {result['peers']['transformer_engine']}"] if TE in rows else []
+            text += " " + "; ".join(froms) + "."
     return text
 
 
@@ -106,22 +108,54 @@ def replay(folder: Path) -> str | None:
     return text + f"{result['replay']['strong']['median']:,.0f} ns, on {on(result['machine'])}."
 
 
-def block(folder: Path = RESULTS) -> str:
-    """The text between the markers."""
-    parts = [part for make in (walk, memory, capture, replay) if (part := make(folder))]
-    return "\n\n".join(parts)
+def engine(folder: Path) -> str | None:
+    result = load("vllm_gpu", folder)
+    if result is None:
+        return None
+    arms = {"stock": "as released", "python": "Python recursion", "plugin": "plugin"}
+    body = [
+        [f"{path}, {rows['plugin']['sizes']} sizes", *(mib(rows[arm]) if arm in rows else "" for arm in arms)]
+        for path, rows in result["paths"].items()
+    ]
+    machine = result["machine"]
+    text = (
+        f"vLLM {machine['vllm']}, whole: EAGLE3 with 3 aux outputs of 4096 on dummy weights, the same tokens in every "
+    )
+    text += f"column. MiB allocated, and in graph pools, on {machine['gpu']}, torch {machine['torch']}.\n\n"
+    return text + markdown(["captures", *arms.values()], body)
+
+
+def mib(arm: dict[str, Any]) -> str:
+    return f"{arm['allocated_mib'][0]:,.1f}, {arm['pool_mib'][0]:.0f}"
+
+
+def faults(folder: Path) -> str | None:
+    """Those seen with nothing stood in for the engine."""
+    result = load("peer_faults_cuda", folder)
+    if result is None:
+        return None
+    seen = [each for each in result["faults"] if "stand-in" not in each["how"] and each["input"] != "the same"]
+    body = [[each["function"], each["input"], each["today"].partition(":")[0], each["with"]] for each in seen]
+    return markdown(["released function", "input", "today", "with the drop-in"], body).replace("---:", "---")
+
+
+BLOCKS = {"numbers": (walk, memory, engine, capture, replay), "faults": (faults,)}
 
 
 def rewritten(text: str, folder: Path = RESULTS) -> str:
-    """`text` with its block made from the results of today.
+    """`text` with its blocks made from the results of today.
 
-    Raises ValueError where the markers are missing.
+    Raises ValueError where markers are missing.
     """
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"no block between {START} and {END}")
-    return f"{before}{START}\n{block(folder)}\n{END}{after}"
+    for name, tables in BLOCKS.items():
+        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        before, found, rest = text.partition(start)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise ValueError(f"no block between {start} and {end}")
+        made = "\n\n".join(part for table in tables if (part := table(folder)))
+        text = f"{before}{start}\n{made}\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

@@ -108,15 +108,15 @@ def test_the_figures_are_drawn_from_the_committed_results(tmp_path):
 
 def test_the_readme_s_numbers_are_the_committed_results():
     text = readme.README.read_text()
-    if readme.START in text:
-        assert text == readme.rewritten(text), "run python -m benchmarks.readme"
+    assert text == readme.rewritten(text), "run python -m benchmarks.readme"
 
 
-def test_the_block_is_rewritten_and_nothing_around_it():
-    text = f"before\n{readme.START}\n1 ns, by hand\n{readme.END}\nafter\n"
+def test_the_blocks_are_rewritten_and_nothing_around_them():
+    text = "before\n<!-- numbers -->\n1 ns, by hand\n<!-- /numbers -->\nafter\n<!-- faults -->\n<!-- /faults -->\nend\n"
     new = readme.rewritten(text)
-    assert new.startswith(f"before\n{readme.START}\nOne call for `(2:T,[3:T])`")
-    assert new.endswith(f"{readme.END}\nafter\n")
+    assert new.startswith("before\n<!-- numbers -->\nOne call for `(2:T,[3:T])`")
+    assert "<!-- /numbers -->\nafter\n<!-- faults -->\n| released function |" in new
+    assert new.endswith("<!-- /faults -->\nend\n")
     assert "by hand" not in new
     assert readme.rewritten(new) == new
     with pytest.raises(ValueError, match="no block between"):

@@ -22,6 +22,12 @@ _C: Any = _load.native()
 _EVENT = struct.Struct("5QhH4x")  # PoolEvent of csrc/cuda/pool_trace.h
 
 
+def parsed(first: int, data: bytes) -> list[Event]:
+    """The events in the ring's bytes, of which the earliest has the number ``first``."""
+    rows = enumerate(_EVENT.iter_unpack(data), first)
+    return [Event(n, act, dev, at, size, stream, (a, b)) for n, (at, size, stream, a, b, dev, act) in rows]
+
+
 class Allocator:
     """torch's caching allocator as a source of events: nothing is attached to it before :meth:`start`."""
 
@@ -49,8 +55,7 @@ class Allocator:
         if not self._started:
             return first, []
         first, data = _C.trace_read(first)
-        rows = enumerate(_EVENT.iter_unpack(data), first)
-        return first, [Event(n, act, dev, at, size, stream, (a, b)) for n, (at, size, stream, a, b, dev, act) in rows]
+        return first, parsed(first, data)
 
     def inside(self, tensors: list[torch.Tensor], pool: Pool) -> list[bool]:
         weak: Any = _C.weak_ref_tensors(tensors, pool=pool) if any(tensor.is_cuda for tensor in tensors) else tensors

@@ -114,7 +114,10 @@ def engine(folder: Path) -> str | None:
         return None
     arms = {"stock": "as released", "python": "Python recursion", "plugin": "plugin"}
     body = [
-        [f"{path}, {rows['plugin']['sizes']} sizes", *(mib(rows[arm]) if arm in rows else "" for arm in arms)]
+        [
+            f"{path.replace('-tp2', ' on two GPUs')}, {rows['plugin']['sizes']} sizes",
+            *(mib(rows[arm]) if arm in rows else "" for arm in arms),
+        ]
         for path, rows in result["paths"].items()
     ]
     machine = result["machine"]

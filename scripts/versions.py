@@ -43,13 +43,21 @@ def build_and_test(version: str, envs: Path, pytest_options: list[str]) -> dict[
     """What one release gives: its facts, the suite's closing line, and the step that failed, if any."""
     env = envs / version
     python = str(env / "bin" / "python")
+    # A copy of its own, built in place: the working tree and the other copies stay as they are, and tests that run the
+    # package in processes of their own find it.
+    tree = env / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    for file in subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")[
+        :-1
+    ]:
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / file, tree / file)
     steps = {
         "venv": [sys.executable, "-m", "venv", str(env)],
         "torch": [python, "-m", "pip", "install", "-q", "-U", f"torch=={version}", *TOOLS],
-        # A wheel of its own, so that the working tree and other environments stay as they are.
-        "build": [python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--force-reinstall", "."],
-        "import": [python, "-P", "-c", FACTS],
-        "tests": [python, "-P", "-m", "pytest", "-o", "addopts=--strict-markers", "-p", "no:cacheprovider"],
+        "build": [python, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "-e", "."],
+        "import": [python, "-c", FACTS],
+        "tests": [python, "-m", "pytest", "-o", "addopts=--strict-markers", "-p", "no:cacheprovider"],
     }
     steps["tests"] += pytest_options
     result: dict[str, object] = {"torch": version}
@@ -57,7 +65,7 @@ def build_and_test(version: str, envs: Path, pytest_options: list[str]) -> dict[
         print(f"{version}: {step}", file=sys.stderr)
         environment = {**os.environ, "WEAKREF_EXT_WERROR": "1"}
         environment.pop("PYTHONPATH", None)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, env=environment)
         lines = done.stdout.strip().splitlines()
         if step == "import" and done.returncode == 0:
             result.update(json.loads(lines[-1]))
@@ -71,7 +79,7 @@ def build_and_test(version: str, envs: Path, pytest_options: list[str]) -> dict[
 
 def refused_under(built: Path, running: Path) -> bool:
     """Whether importing the build of one environment with the torch of another is the error that says what to do."""
-    package = next(built.glob("lib/python*/site-packages/weakref_ext"))
+    package = built / "tree" / "weakref_ext"
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(package, Path(folder) / "weakref_ext")
         code = f"import sys; sys.path.insert(0, {folder!r}); import weakref_ext"

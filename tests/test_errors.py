@@ -154,7 +154,7 @@ def test_opaque_value_types_of_torch_pass():
     """How vLLM's LayerName passes without this package knowing vLLM."""
     from torch._library.opaque_object import register_opaque_type
 
-    class ForeignName:
+    class ForeignName(metaclass=weakref_ext._opaque.Meta):  # which torch 2.11 insists on
         def __init__(self, value):
             self.value = value
 

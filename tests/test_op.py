@@ -107,6 +107,7 @@ def test_functionalization_is_refused(weaken):
         torch.func.functionalize(lambda x: weaken([x])[0])(torch.randn(3))
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_the_profiler_records_the_operator_without_holding_tensors():
     buffers = Buffers()
     out = (buffers.tensor(4), [buffers.tensor(4)])

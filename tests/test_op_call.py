@@ -100,7 +100,7 @@ def test_transforms_see_the_call(transform):
     assert seen == [THROUGH_TORCH]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_tracer_sees_the_call():
     seen = []
     torch.jit.trace(lambda t: seen.append(call(t)) or t * 1, x(), check_trace=False)
@@ -126,7 +126,7 @@ def test_torch_ops_calls_it():
         assert type(op._op) is type(call)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_torchscript_knows_the_operator_by_its_packet():
     def f(t: torch.Tensor):
         return OP(t)

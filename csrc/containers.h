@@ -64,8 +64,8 @@ bool passes(PyTypeObject* type, const Step* at, PyObject* passthrough);
 
 // What `type` is from now on, as the resolver would answer: the name of a Kind, or (flatten, unflatten). False with a
 // Python error set for another answer. Keeps the type and the functions alive for good: a freed type's address may
-// return.
-bool register_type(PyTypeObject* type, PyObject* answer);
+// return. Without `overrule`, what was registered before stands: by user code, while the resolver was asked.
+bool register_type(PyTypeObject* type, PyObject* answer, bool overrule = true);
 
 // resolver(type) -> None (not known) | "passthrough" | ... | (flatten, unflatten)
 void set_resolver(PyObject* resolver);
@@ -138,7 +138,7 @@ struct Flat {
 };
 Flat flatten(const Entry& entry, PyObject* in);
 
-// The names of a named tuple's elements: a new reference.
-THPObjectPtr field_names(PyObject* named_tuple);
+// The names of a named tuple's elements, one each: a new reference, or null with a Python error set.
+THPObjectPtr field_names(PyObject* named_tuple, const Step* at);
 
 } // namespace weakref_ext

@@ -115,19 +115,27 @@ template <class Visit> bool each_of_dict(PyObject* dict, Kind kind, const Step* 
     return static_cast<bool>(items);
   }
   const Py_ssize_t size = PyDict_GET_SIZE(dict);
-  PyObject* value = nullptr;
-  for (Py_ssize_t position = 0; PyDict_Next(dict, &position, &step.key, &value) != 0;) {
-    const THPObjectPtr held_key = THPObjectPtr::dup(step.key);
-    const THPObjectPtr held_value = THPObjectPtr::dup(value);
-    if (!accept_key(step.key, at) || !visit(value, step)) {
-      return false;
+  for (Py_ssize_t position = 0;;) {
+    PyObject* value = nullptr;
+    {
+      const ContainerLock lock(dict);
+      if (PyDict_GET_SIZE(dict) == size) {
+        if (PyDict_Next(dict, &position, &step.key, &value) == 0) {
+          return true;
+        }
+        Py_INCREF(step.key);
+        Py_INCREF(value);
+      }
     }
-    if (PyDict_GET_SIZE(dict) != size) {
+    if (value == nullptr) {
       changed_size(at);
       return false;
     }
+    const THPObjectPtr held_key(step.key), held_value(value);
+    if (!accept_key(step.key, at) || !visit(value, step)) {
+      return false;
+    }
   }
-  return true;
 }
 
 // A custom container, taken apart by Entry::flatten and checked. Null children with a Python error set on failure.

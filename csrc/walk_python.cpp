@@ -23,7 +23,7 @@ template <class Leaf> class Walk {
     PyTypeObject* type = Py_TYPE(in);
     if (THPVariable_CheckTypeExact(type)) {
       // One that nobody else holds is met only here.
-      return Py_REFCNT(in) <= references ? leaf_(in, at) : once(in, [&] { return leaf_(in, at); });
+      return held_only_by(references, in) ? leaf_(in, at) : once(in, [&] { return leaf_(in, at); });
     }
     if (type == &PyList_Type) {
       return list(in, at, depth);

@@ -29,15 +29,17 @@ def switch_often():
 
 @pytest.fixture
 def switch_inside_the_walk():
-    """Leaves cyclic garbage. An allocation in the walk collects it (up to CPython 3.11), and its finalizer lets other
-    threads run."""
+    """Leaves cyclic garbage. The next allocations in the walk collect it (up to CPython 3.11), one piece each, and its
+    finalizer lets other threads run."""
 
     class Sleeper:
-        def __init__(self):
-            self.me = self
+        def __init__(self, more=3):
+            self.me, self.more = self, more
 
         def __del__(self):
             time.sleep(0)
+            if self.more:
+                Sleeper(self.more - 1)
 
     threshold = gc.get_threshold()
     gc.freeze()
@@ -171,7 +173,7 @@ def test_values_that_only_a_changing_dict_holds_live_until_the_walk_is_past_them
 
     def mutate():
         for i in range(ROUNDS):
-            values = [[torch.ones(2) for _ in range(4)] for _ in range(3 + i % 2)]
+            values = [[[torch.ones(2)] for _ in range(4)] for _ in range(3 + i % 2)]
             shared.clear()
             shared.update({(i, key): value for key, value in enumerate(values)})
             del values

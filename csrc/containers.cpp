@@ -18,7 +18,12 @@ ska::flat_hash_map<PyTypeObject*, Entry>& registry() {
   return *types;
 }
 
-PyObject* resolver = nullptr;
+PyObject* resolver = nullptr; // owned
+
+THPObjectPtr held_resolver() {
+  const TypesLock lock;
+  return THPObjectPtr(Py_XNewRef(resolver));
+}
 
 Kind kind_named(PyObject* name) {
   static constexpr std::array<std::pair<const char*, Kind>, 5> kinds{{
@@ -119,8 +124,9 @@ Entry entry_of(PyTypeObject* type) {
       return found->second;
     }
   }
-  THPObjectPtr answer(resolver == nullptr ? nullptr : PyObject_CallOneArg(resolver, reinterpret_cast<PyObject*>(type)));
-  if (!answer || answer.get() == Py_None || !register_type(type, answer)) {
+  THPObjectPtr resolve = held_resolver();
+  THPObjectPtr answer(resolve ? PyObject_CallOneArg(resolve, reinterpret_cast<PyObject*>(type)) : nullptr);
+  if (!answer || answer.get() == Py_None || !register_type(type, answer, /*overrule=*/false)) {
     return Entry{};
   }
   return entry_of(type);
@@ -143,7 +149,7 @@ bool passes(PyTypeObject* type, const Step* at, PyObject* passthrough) {
   return false;
 }
 
-bool register_type(PyTypeObject* type, PyObject* answer) {
+bool register_type(PyTypeObject* type, PyObject* answer, bool overrule) {
   Entry entry;
   if (PyUnicode_Check(answer)) {
     entry.kind = kind_named(answer);
@@ -157,12 +163,17 @@ bool register_type(PyTypeObject* type, PyObject* answer) {
   Py_XINCREF(entry.flatten);
   Py_XINCREF(entry.unflatten);
   const TypesLock lock;
-  registry()[type] = entry;
+  const auto [known, added] = registry().emplace(type, entry);
+  if (!added && overrule) {
+    known->second = entry;
+  }
   return true;
 }
 
 void set_resolver(PyObject* callable) {
-  Py_XSETREF(resolver, Py_NewRef(callable));
+  THPObjectPtr before;
+  const TypesLock lock;
+  before = std::exchange(resolver, Py_NewRef(callable));
 }
 
 Flat flatten(const Entry& entry, PyObject* in) {
@@ -184,8 +195,20 @@ Flat flatten(const Entry& entry, PyObject* in) {
   return flat;
 }
 
-THPObjectPtr field_names(PyObject* named_tuple) {
-  return THPObjectPtr(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(named_tuple)), "_fields"));
+THPObjectPtr field_names(PyObject* named_tuple, const Step* at) {
+  PyTypeObject* type = Py_TYPE(named_tuple);
+  THPObjectPtr names(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "_fields"));
+  const Py_ssize_t size = PyTuple_GET_SIZE(named_tuple);
+  // Anyone may assign to _fields, and tuple.__new__ takes any number of elements.
+  if (names && (!PyTuple_Check(names.get()) || PyTuple_GET_SIZE(names.get()) != size)) {
+    PyErr_Format(PyExc_ValueError,
+                 "Invalid named tuple for tensors: %R at %s has %zd elements, and its _fields are not their names.",
+                 type,
+                 path(at).c_str(),
+                 size);
+    return THPObjectPtr();
+  }
+  return names;
 }
 
 } // namespace weakref_ext

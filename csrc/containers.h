@@ -64,8 +64,8 @@ bool passes(PyTypeObject* type, const Step* at, PyObject* passthrough);
 
 // What `type` is from now on, as the resolver would answer: the name of a Kind, or (flatten, unflatten). False with a
 // Python error set for another answer. Keeps the type and the functions alive for good: a freed type's address may
-// return.
-bool register_type(PyTypeObject* type, PyObject* answer);
+// return. Without `overrule`, what was registered before stands: by user code, while the resolver was asked.
+bool register_type(PyTypeObject* type, PyObject* answer, bool overrule = true);
 
 // resolver(type) -> None (not known) | "passthrough" | ... | (flatten, unflatten)
 void set_resolver(PyObject* resolver);
@@ -115,19 +115,27 @@ template <class Visit> bool each_of_dict(PyObject* dict, Kind kind, const Step* 
     return static_cast<bool>(items);
   }
   const Py_ssize_t size = PyDict_GET_SIZE(dict);
-  PyObject* value = nullptr;
-  for (Py_ssize_t position = 0; PyDict_Next(dict, &position, &step.key, &value) != 0;) {
-    const THPObjectPtr held_key = THPObjectPtr::dup(step.key);
-    const THPObjectPtr held_value = THPObjectPtr::dup(value);
-    if (!accept_key(step.key, at) || !visit(value, step)) {
-      return false;
+  for (Py_ssize_t position = 0;;) {
+    PyObject* value = nullptr;
+    {
+      const ContainerLock lock(dict);
+      if (PyDict_GET_SIZE(dict) == size) {
+        if (PyDict_Next(dict, &position, &step.key, &value) == 0) {
+          return true;
+        }
+        Py_INCREF(step.key);
+        Py_INCREF(value);
+      }
     }
-    if (PyDict_GET_SIZE(dict) != size) {
+    if (value == nullptr) {
       changed_size(at);
       return false;
     }
+    const THPObjectPtr held_key(step.key), held_value(value);
+    if (!accept_key(step.key, at) || !visit(value, step)) {
+      return false;
+    }
   }
-  return true;
 }
 
 // A custom container, taken apart by Entry::flatten and checked. Null children with a Python error set on failure.
@@ -138,7 +146,7 @@ struct Flat {
 };
 Flat flatten(const Entry& entry, PyObject* in);
 
-// The names of a named tuple's elements: a new reference.
-THPObjectPtr field_names(PyObject* named_tuple);
+// The names of a named tuple's elements, one each: a new reference, or null with a Python error set.
+THPObjectPtr field_names(PyObject* named_tuple, const Step* at);
 
 } // namespace weakref_ext

@@ -23,7 +23,7 @@ template <class Visit> bool each(PyObject* in, const Entry& entry, const Step* a
   case Kind::OrderedDict:
     return each_of_dict(in, entry.kind, at, visit);
   case Kind::NamedTuple: {
-    THPObjectPtr names = field_names(in);
+    THPObjectPtr names = field_names(in, at);
     return names && each_of_tuple(in, names, Step::Written::Attribute, at, visit);
   }
   case Kind::Custom: {

@@ -27,6 +27,7 @@ bool overloads(PyObject* object) {
 // Whether torch would look for a __torch_function__ here: on an argument, and on the elements of a list or tuple.
 bool may_overload(PyObject* out) {
   if (PyList_Check(out) || PyTuple_Check(out)) {
+    const ContainerLock lock(out); // the items are borrowed
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); ++i) {
       if (overloads(PySequence_Fast_GET_ITEM(out, i))) {
         return true;

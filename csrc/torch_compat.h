@@ -25,6 +25,39 @@ inline THPObjectPtr list_item(PyObject* list, Py_ssize_t i) {
 #endif
 }
 
+// Keeps other threads from changing a list or dict where there is no GIL to do it, as long as no Python code runs and
+// nothing is waited for.
+class ContainerLock {
+ public:
+#ifdef Py_GIL_DISABLED
+  explicit ContainerLock(PyObject* container) {
+    PyCriticalSection_Begin(&section_, container);
+  }
+  ~ContainerLock() {
+    PyCriticalSection_End(&section_);
+  }
+  ContainerLock(const ContainerLock&) = delete;
+  ContainerLock& operator=(const ContainerLock&) = delete;
+
+ private:
+  PyCriticalSection section_;
+#else
+  explicit ContainerLock(PyObject* /*container*/) noexcept {
+  }
+#endif
+};
+
+// Whether nobody holds `object` beyond these references. Unknown without the GIL: a count is then the sum of two that
+// are read one after the other, and a reference that moves from thread to thread between them is missed.
+inline bool held_only_by(Py_ssize_t references, PyObject* object) {
+#ifdef Py_GIL_DISABLED
+  static_cast<void>(references), static_cast<void>(object);
+  return false;
+#else
+  return Py_REFCNT(object) <= references;
+#endif
+}
+
 // Guards the tables of types where there is no GIL to do it. No Python code may run under it.
 class TypesLock {
  public:

@@ -23,7 +23,7 @@ template <class Leaf> class Walk {
     PyTypeObject* type = Py_TYPE(in);
     if (THPVariable_CheckTypeExact(type)) {
       // One that nobody else holds is met only here.
-      return Py_REFCNT(in) <= references ? leaf_(in, at) : once(in, [&] { return leaf_(in, at); });
+      return held_only_by(references, in) ? leaf_(in, at) : once(in, [&] { return leaf_(in, at); });
     }
     if (type == &PyList_Type) {
       return list(in, at, depth);
@@ -132,7 +132,7 @@ template <class Leaf> class Walk {
   // Without running the class's own __new__; an instance's attributes come along.
   THPObjectPtr named_tuple(PyObject* in, const Step* at, int depth) {
     PyTypeObject* type = Py_TYPE(in);
-    THPObjectPtr names = field_names(in);
+    THPObjectPtr names = field_names(in, at);
     THPObjectPtr out(names ? type->tp_alloc(type, PyTuple_GET_SIZE(in)) : nullptr);
     out = fill(std::move(out), in, names, Step::Written::Attribute, at, depth);
     if (out && type->tp_dictoffset != 0) {

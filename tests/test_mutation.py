@@ -1,7 +1,7 @@
 """User code that runs during the walk, in flatten functions and finalizers, may change what is walked: no crash."""
 
 import gc
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -37,6 +37,31 @@ def test_a_list_that_changes_during_the_walk_is_no_crash(weaken):
     outer = [Evil(), torch.ones(1), [torch.ones(2)]]
     with pytest.raises(RuntimeError, match=r"^out changed size during the walk"):
         weaken(outer)
+
+
+@pytest.mark.parametrize("fields", [("a",), 7], ids=["too few", "no tuple"])
+def test_a_named_tuple_whose_fields_were_changed_is_an_error(fields, weaken):
+    pair = namedtuple("Pair", "a b")
+    out = [pair(1, torch.ones(1))]
+    weaken(out)
+    pair._fields = fields
+    for refuses in (weaken, weakref_ext.describe, weakref_ext.nbytes):
+        with pytest.raises(ValueError, match=r"Pair'> at out\[0\] has 2 elements, and its _fields are not their names"):
+            refuses(out)
+
+
+def test_a_type_that_is_registered_while_the_walk_finds_out_what_it_is_stays_registered():
+    class Late(type):
+        @property
+        def _fields(cls):  # read by the look-up, which would otherwise say: a named tuple
+            weakref_ext.register_container(cls, lambda box: (box[:1], None), lambda children, context: cls(children))
+            return ("first", "second")
+
+    class Box(tuple, metaclass=Late):
+        __slots__ = ()
+
+    for _ in range(2):
+        assert weakref_ext.weak_ref_tensors(Box((1, 2))) == (1,)
 
 
 @pytest.mark.parametrize("change", [lambda out: out.extend([3] * 50_000), list.clear], ids=["grows", "shrinks"])

@@ -4,6 +4,7 @@ import gc
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +29,17 @@ def switch_often():
 
 @pytest.fixture
 def switch_inside_the_walk():
-    """Leaves cyclic garbage. An allocation in the walk collects it (up to CPython 3.11), and its finalizer lets other
-    threads run."""
+    """Leaves cyclic garbage. The next allocations in the walk collect it (up to CPython 3.11), one piece each, and its
+    finalizer lets other threads run."""
 
     class Sleeper:
-        def __init__(self):
-            self.me = self
+        def __init__(self, more=3):
+            self.me, self.more = self, more
 
         def __del__(self):
             time.sleep(0)
+            if self.more:
+                Sleeper(self.more - 1)
 
     threshold = gc.get_threshold()
     gc.freeze()
@@ -80,8 +83,7 @@ def counts(tensors: list[torch.Tensor]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("walk", [weak_ref_tensors, torch.ops.weakref_ext.weak_ref_tensors], ids=["function", "op"])
-def test_threads_that_walk_one_structure_each_get_right_aliases_and_leave_no_reference(walk):
+def test_threads_that_walk_one_structure_each_get_right_aliases_and_leave_no_reference(weaken):
     tensors = [torch.ones(4) for _ in range(20)]
     shared = (tensors[0], [*tensors, (tensors[1].view(2, 2), 3)], [tensors])
     before = counts(tensors)
@@ -89,7 +91,7 @@ def test_threads_that_walk_one_structure_each_get_right_aliases_and_leave_no_ref
     def body():
         addresses = [t.data_ptr() for t in leaves(shared)]
         for _ in range(ROUNDS):
-            out = walk(shared)
+            out = weaken(shared)
             assert [t.data_ptr() for t in leaves(out)] == addresses
             assert out[0] is out[1][0] is out[2][0][0]
 
@@ -128,7 +130,7 @@ def test_a_list_that_others_grow_and_shrink_gives_aliases_of_its_items_or_an_err
     assert counts(tensors) == before
 
 
-def test_items_that_only_a_shrinking_list_holds_live_until_the_walk_is_past_them(switch_inside_the_walk):
+def test_items_that_only_a_shrinking_list_holds_live_until_the_walk_is_past_them(weaken, switch_inside_the_walk):
     shared: list[Any] = []
     walked, lost = [], []
 
@@ -136,7 +138,7 @@ def test_items_that_only_a_shrinking_list_holds_live_until_the_walk_is_past_them
         for _ in range(ROUNDS):
             switch_inside_the_walk()
             try:
-                out = weak_ref_tensors(shared)
+                out = weaken(shared)
             except RuntimeError as error:
                 lost.append(str(error))
             else:
@@ -150,6 +152,35 @@ def test_items_that_only_a_shrinking_list_holds_live_until_the_walk_is_past_them
 
     in_threads(walk, mutate)
     assert walked, "no walk ever finished"
+    assert all("changed size during the walk" in text for text in lost)
+
+
+@pytest.mark.parametrize("kind", [dict, lambda items: defaultdict(int, items)], ids=["dict", "defaultdict"])
+def test_values_that_only_a_changing_dict_holds_live_until_the_walk_is_past_them(kind, switch_inside_the_walk):
+    shared = kind({})
+    walked, lost = [], []
+
+    def walk():
+        for _ in range(ROUNDS):
+            switch_inside_the_walk()
+            try:
+                out = weak_ref_tensors(shared)
+                weakref_ext.describe(shared)
+            except RuntimeError as error:
+                lost.append(str(error))
+            else:
+                walked.append([owner_alive(alias) for value in out.values() for alias in leaves(value)])
+
+    def mutate():
+        for i in range(ROUNDS):
+            values = [[[torch.ones(2)] for _ in range(4)] for _ in range(3 + i % 2)]
+            shared.clear()
+            shared.update({(i, key): value for key, value in enumerate(values)})
+            del values
+            time.sleep(0)
+
+    in_threads(walk, mutate)
+    assert any(walked), "no walk ever met a tensor"
     assert all("changed size during the walk" in text for text in lost)
 
 

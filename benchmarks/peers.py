@@ -4,6 +4,7 @@ vLLM's needs an installed vLLM, with its operator; Transformer Engine's and SGLa
 (scripts/fetch_peers.py). SGLang's operator is restated in any case, TensorRT-LLM's way is Transformer Engine's.
 """
 
+import fcntl
 import importlib.util
 import os
 import sys
@@ -27,7 +28,17 @@ def baseline() -> Any:
     start = time.perf_counter()
     scripts = str(Path(sys.executable).parent)  # where pip puts ninja, on PATH only in an activated environment
     os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
-    native = cpp_extension.load("weakref_bench", [str(Path(__file__).parent / "baseline.cpp")], extra_cflags=["-O3"])
+    folder = ROOT / "build" / f"benchmarks-{torch.__version__}-{sys.implementation.cache_tag}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "in use").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)  # torch's own, which a killed build leaves, to be waited for for ever
+        native = cpp_extension.load(
+            "weakref_bench",
+            [str(Path(__file__).parent / "baseline.cpp")],
+            extra_cflags=["-O3"],
+            build_directory=str(folder),
+        )
     print(f"baseline.cpp built, or loaded, in {time.perf_counter() - start:.1f} s", flush=True)
     return native
 

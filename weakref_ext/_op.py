@@ -29,9 +29,11 @@ def _call_directly() -> None:
     another place than today's, nothing changes.
     """
     packet = torch.ops.weakref_ext.weak_ref_tensors
-    for op in (packet, packet.default):
-        if hasattr(op, "_op"):
-            op._op = _C.op_call(op._op)
+    ops = (packet, packet.default)
+    if not all(hasattr(op, "_op") for op in ops):
+        return
+    for op in ops:
+        op._op = _C.op_call(op._op)
     # TorchScript knows operators by the identity of that function.
     torch.jit._builtins._register_builtin(packet._op, "weakref_ext::weak_ref_tensors")
 

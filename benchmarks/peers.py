@@ -43,6 +43,22 @@ def baseline() -> Any:
     return native
 
 
+def recursion(leaf: Function) -> Function:
+    """The plain walk in Python that calls `leaf` for every tensor."""
+
+    def walk(out: Any) -> Any:
+        if isinstance(out, torch.Tensor):
+            return leaf(out)
+        if isinstance(out, list | tuple):
+            return type(out)([walk(element) for element in out])
+        if isinstance(out, dict):
+            return {key: walk(value) for key, value in out.items()}
+        return out
+
+    return walk
+
+
+@cache
 def _engines() -> ModuleType:
     sys.path.insert(0, str(ROOT / "tests"))
     return importlib.import_module("engines")
@@ -92,7 +108,7 @@ def transformer_engine() -> tuple[Function, str]:
     engines = _engines()
     if (engines.FOLDER / engines.TRANSFORMER_ENGINE).exists():
         return engines.transformer_engine().make_weak_ref, engines.TRANSFORMER_ENGINE
-    return _make_weak_ref, "restated"
+    return recursion(_through_cuda_array), "restated"
 
 
 def sources() -> dict[str, str]:
@@ -101,19 +117,8 @@ def sources() -> dict[str, str]:
 
 
 def vllm_recursion() -> Function:
-    """The plain recursion over vLLM's function for one tensor, which would repair its one level."""
-    weak_ref_tensor, _ = vllm()
-
-    def weak_ref_tensors(out: Any) -> Any:
-        if isinstance(out, torch.Tensor):
-            return weak_ref_tensor(out)
-        if isinstance(out, list | tuple):
-            return type(out)([weak_ref_tensors(element) for element in out])
-        if isinstance(out, dict):
-            return {key: weak_ref_tensors(value) for key, value in out.items()}
-        return weak_ref_tensor(out)
-
-    return weak_ref_tensors
+    """The recursion over vLLM's function for one tensor, which would repair its one level."""
+    return recursion(vllm()[0])
 
 
 TYPE_STRINGS = {torch.float32: "<f4", torch.float16: "<f2", torch.bfloat16: "<f2", torch.int64: "<i8"}
@@ -129,32 +134,15 @@ class _CudaArray:
         self.dtype = tensor.dtype
 
 
-def _make_weak_ref(out: Any) -> Any:
-    if isinstance(out, torch.Tensor):
-        array = _CudaArray(out)
-        return torch.as_tensor(array, device="cuda").view(array.dtype)
-    if isinstance(out, list | tuple):
-        return type(out)([_make_weak_ref(element) for element in out])
-    if isinstance(out, dict):
-        return {key: _make_weak_ref(value) for key, value in out.items()}
-    return out
+def _through_cuda_array(tensor: torch.Tensor) -> torch.Tensor:
+    array = _CudaArray(tensor)
+    return torch.as_tensor(array, device="cuda").view(array.dtype)
 
 
 def pytree_map(out: Any) -> Any:
     """torch's pytree over the per-tensor op."""
     op = torch.ops.weakref_bench.per_tensor
     return torch.utils._pytree.tree_map_only(torch.Tensor, op, out)
-
-
-def detach_recursion(out: Any) -> Any:
-    """Not weak at all: what one dispatched call a tensor costs, as a yardstick."""
-    if isinstance(out, torch.Tensor):
-        return out.detach()
-    if isinstance(out, list | tuple):
-        return type(out)([detach_recursion(element) for element in out])
-    if isinstance(out, dict):
-        return {key: detach_recursion(value) for key, value in out.items()}
-    return out
 
 
 def optree_map(out: Any) -> Any:

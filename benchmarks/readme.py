@@ -15,9 +15,10 @@ README = Path(__file__).parents[1] / "README.md"
 MODE = "inference mode"
 
 
-def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], align: str = "---:") -> str:
+    """`align`: of all columns but the first."""
     head = list(head)
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    lines = [head, ["---", *[align] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -139,7 +140,7 @@ def faults(folder: Path) -> str | None:
         return None
     seen = [each for each in result["faults"] if "stand-in" not in each["how"] and each["input"] != "the same"]
     body = [[each["function"], each["input"], each["today"].partition(":")[0], each["with"]] for each in seen]
-    return markdown(["released function", "input", "today", "with the drop-in"], body).replace("---:", "---")
+    return markdown(["released function", "input", "today", "with the drop-in"], body, align="---")
 
 
 BLOCKS = {"numbers": (walk, memory, engine, capture, replay), "faults": (faults,)}

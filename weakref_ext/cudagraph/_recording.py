@@ -183,7 +183,6 @@ class Recording:
             run.breaks = functools.partial(self._break, run, iter(warm))
         with running(run), self.backend.side_stream():
             try:
-                self.backend.prepare()
                 self._begin(run)
                 out = forward()
                 if self._error is not None:

@@ -229,9 +229,6 @@ class CUDAGraphWrapper:
             raise RuntimeError("Nested captures are not supported: the current stream is being captured")
         call.require_device(self._backend.device_type)
         with _one_capture:
-            if self._keeper is None:
-                self._backend.prepare()  # all graphs of a pool that was given may be gone
-                self._keeper = self._backend.keep_alive(self.pool)
             inputs = self._static.bind(call) if self._copy_inputs else call.tensors
             sources = self._static.sources(call.tensors)
             self._fill(inputs, sources)
@@ -242,6 +239,9 @@ class CUDAGraphWrapper:
                 finish = functools.partial(into, *buffers_of(out, self._backend.device_type), self._backend.device_type)
             del out
             self._fill(inputs, sources)  # the warm-up may have written to them
+            self._backend.prepare()
+            if self._keeper is None:
+                self._keeper = self._backend.keep_alive(self.pool)
             recording = Recording(self._backend, self.pool, self._mode)
             try:
                 out = recording.record(lambda: self.fn(*args, **kwargs), finish, warm if self._breakable else None)

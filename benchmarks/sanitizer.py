@@ -3,7 +3,7 @@
 ``python -m benchmarks.sanitizer`` (without a GPU: what is left on the alias path)
 """
 
-import json
+import contextlib
 import subprocess
 import sys
 import tracemalloc
@@ -13,47 +13,63 @@ from typing import Any
 import torch
 
 from weakref_ext import sanitizer
-from weakref_ext.sanitizer._trace import _EVENT, parsed
+from weakref_ext.sanitizer._trace import _EVENT, Packed
 
-from ._harness import claim, compare, effort, ratio, summary, table
+from ._harness import claim, compare, effort, ratio, samples, summary, table
 
 NEEDS_GPU = False
 
 ALIAS_PATHS = {
     "never imported": "",
     "imported": "import weakref_ext.sanitizer",
-    "on and off again": "from weakref_ext import sanitizer\nwith sanitizer.trace(): pass",
+    "on and off again": """
+from weakref_ext import sanitizer
+if torch.cuda.is_available():
+    torch.cuda.init()  # a trace attaches itself to an allocator that exists
+with sanitizer.trace():
+    pass""",
 }
-
-
-def alias_ns(setup: str, quick: bool) -> dict[str, float]:
-    """In a fresh process: ns a call for (2:T,[3:T])."""
-    code = f"""
-import json, torch, weakref_ext
-from benchmarks._harness import compare, effort
-{setup}
+WORKER = """
+import sys, timeit, torch, weakref_ext
 out = (torch.ones(4), [torch.ones(4) for _ in range(3)])
-function, op = weakref_ext.weak_ref_tensors, torch.ops.weakref_ext.weak_ref_tensors
-rows = compare(dict(function=lambda: function(out), operator=lambda: op(out)), **effort({quick}))
-print(json.dumps({{name: row["median"] for name, row in rows.items()}}))
+entries = {{"function": weakref_ext.weak_ref_tensors, "operator": torch.ops.weakref_ext.weak_ref_tensors}}
+timers = {{name: timeit.Timer(lambda entry=entry: entry(out)) for name, entry in entries.items()}}
+{setup}
+for line in sys.stdin:
+    name, number = line.split()
+    print(timers[name].timeit(int(number)), flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-def alias_path(quick: bool) -> dict[str, dict[str, float]]:
-    """Processes take turns, so that a slow moment of the machine falls on all of them."""
-    samples: dict[str, list[float]] = {}
-    for _ in range(2 if quick else 3):
-        for name, setup in ALIAS_PATHS.items():
-            for entry, ns in alias_ns(setup, quick).items():
-                samples.setdefault(f"{entry}, {name}", []).append(ns)
-    return {name: summary(values) for name, values in sorted(samples.items())}
+class Entry:
+    """An entry in a process of its own, timed as ``timeit.Timer`` does."""
+
+    def __init__(self, process: Any, name: str) -> None:
+        self.process, self.name = process, name
+
+    def __call__(self) -> float:
+        return self.timeit(1)
+
+    def timeit(self, number: int) -> float:
+        print(self.name, number, file=self.process.stdin, flush=True)
+        return float(self.process.stdout.readline())
+
+
+def alias_path(quick: bool) -> dict[str, list[float]]:
+    """ns a call for (2:T,[3:T]), by entry and by what its process has done; the processes live side by side and take
+    turns, so that a slow moment of the machine falls on all of them."""
+    pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with contextlib.ExitStack() as stack:
+        entries = {}
+        for title, setup in ALIAS_PATHS.items():
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", WORKER.format(setup=setup)], **pipes))
+            entries |= {f"{name}, {title}": Entry(process, name) for name in ("function", "operator")}
+        return samples(entries, **effort(quick))
 
 
 def capture_time(quick: bool) -> dict[str, Any]:
     """Seconds to capture six sizes of a Llama, with and without a trace, and with a guard; ratios within a round."""
-    from .wrappers import CAPTURE_BATCHES, Config, Llama, random_weights, seconds, wrapped
+    from .wrappers import CAPTURE_BATCHES, Config, Llama, random_weights, seconds_in_turns, wrapped
 
     model = Llama(Config(), random_weights(Config()), max(CAPTURE_BATCHES), 64, "cuda")
     inputs = [[torch.zeros(n, dtype=torch.int64, device="cuda") for _ in range(2)] for n in CAPTURE_BATCHES]
@@ -71,12 +87,7 @@ def capture_time(quick: bool) -> dict[str, Any]:
         "trace": lambda: within(sanitizer.trace),
         "guard": lambda: within(sanitizer.guard),
     }
-    for way in ways.values():
-        seconds(way)
-    took: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(2 if quick else 5):
-        for name in sorted(ways, reverse=bool(i % 2)):
-            took[name].append(seconds(ways[name]))
+    took = seconds_in_turns(ways, 2 if quick else 12)
     return dict(
         seconds={name: summary(values) for name, values in took.items()},
         times_off={name: ratio(took[name], took["off"]) for name in ("trace", "guard")},
@@ -85,14 +96,15 @@ def capture_time(quick: bool) -> dict[str, Any]:
 
 
 def event_bytes() -> dict[str, float]:
-    """Bytes per million events: in the ring, and as Python keeps them until the trace ends."""
+    """Bytes per million events: in the ring, as Python keeps them, and once somebody has asked for a report."""
     count = 50_000
     ring = b"".join(_EVENT.pack(2**40 + i, 2**20, 0, 0, 1, -1, 0) for i in range(count))
     tracemalloc.start()
-    events = parsed(0, ring)
-    python = tracemalloc.get_traced_memory()[0]
+    events = list(Packed(0, ring))
+    unpacked = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return {"ring": len(ring) / len(events) * 1e6, "python": python / len(events) * 1e6}
+    sizes = {"in the ring": _EVENT.size, "kept packed": len(ring) / count, "unpacked": unpacked / len(events)}
+    return {name: size * 1e6 for name, size in sizes.items()}
 
 
 def allocation(quick: bool) -> dict[str, Any]:
@@ -115,9 +127,9 @@ def measure(quick: bool) -> dict[str, Any]:
     if torch.cuda.is_available():
         with torch.inference_mode():
             sections |= dict(allocation_ns=allocation(quick), capture=capture_time(quick))
-    sections["alias_path_ns"] = alias_path(quick)
-    rows = sections["alias_path_ns"]
-    imported = rows["function, imported"]["median"] / rows["function, never imported"]["median"]
+    alias = alias_path(quick)
+    sections["alias_path_ns"] = {name: summary(values) for name, values in alias.items()}
+    imported = ratio(alias["function, imported"], alias["function, never imported"])["median"]
     return dict(
         sections, claims=[claim("sanitizer imported and off: a call, times one without it", imported, most=1.05)]
     )
@@ -130,7 +142,7 @@ def report(result: dict[str, Any]) -> str:
         ratios = ", ".join(f"{name} {row['median']:.3f}" for name, row in result["capture"]["times_off"].items())
         parts.append(f"  capture, times the time without: {ratios}; {result['capture']['events']} events")
     sizes = result["bytes_per_million_events"]
-    parts.append(f"  MB a million events: ring {sizes['ring'] / 1e6:.0f}, Python {sizes['python'] / 1e6:.0f}")
+    parts.append("  MB a million events: " + ", ".join(f"{name} {size / 1e6:.0f}" for name, size in sizes.items()))
     return "\n".join(parts)
 
 

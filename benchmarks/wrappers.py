@@ -4,10 +4,9 @@
 """
 
 import gc
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from llama import Config, Llama, random_weights
 from llm import POOL_SIZES, measure_pool
 
-from ._harness import claim
+from ._harness import claim, ratio, summary
 
 NEEDS_GPU = True
 HIDDEN, AUX = 4096, 3
@@ -71,32 +70,29 @@ def wrapped(fn: Callable[..., Any], inputs: Sequence[Sequence[torch.Tensor]]) ->
     return [wrapper]
 
 
-def seconds(function: Callable[..., Any], *args: Any) -> float:
+def seconds(function: Callable[[], Any]) -> float:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     start = time.perf_counter()
-    made = function(*args)
+    made = function()
     torch.cuda.synchronize()
     took = time.perf_counter() - start
     del made
     return took
 
 
-def capture_time(fn: Callable[..., Any], inputs: Sequence[Sequence[torch.Tensor]], rounds: int) -> dict[str, float]:
-    """Seconds to capture all inputs, the median of rounds that alternate, and the median ratio within a round."""
-    seconds(bare, fn, inputs)
-    seconds(wrapped, fn, inputs)
-    pairs = []
-    for i in range(rounds):  # alternate which one goes first
-        order = [bare, wrapped] if i % 2 else [wrapped, bare]
-        took = {way: seconds(way, fn, inputs) for way in order}
-        pairs.append((took[bare], took[wrapped]))
-    return {
-        "bare_s": statistics.median(b for b, _ in pairs),
-        "wrapper_s": statistics.median(w for _, w in pairs),
-        "ratio": statistics.median(w / b for b, w in pairs),
-    }
+def seconds_in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds that each way took in every round; the order turns, and all have run once before."""
+    for way in ways.values():
+        seconds(way)
+    names = list(ways)
+    took: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in names:
+            took[name].append(seconds(ways[name]))
+        names.append(names.pop(0))
+    return took
 
 
 def microseconds(call: Callable[[], Any], calls: int = 2000, rounds: int = 7) -> float:
@@ -150,17 +146,23 @@ def measure(quick: bool) -> dict[str, Any]:
     batches, pool_sizes = (CAPTURE_BATCHES[-1:], POOL_SIZES[:2]) if quick else (CAPTURE_BATCHES, POOL_SIZES)
     pool = measure_pool(Decoder(), hidden_states, pool_sizes)
     model = Llama(Config(), random_weights(Config()), max(CAPTURE_BATCHES), 64, "cuda")
-    capture = capture_time(model, [tokens(size) for size in batches], 1 if quick else 9)
+    inputs = [tokens(size) for size in batches]
+    ways = {"bare": lambda: bare(model, inputs), "wrapper": lambda: wrapped(model, inputs)}
+    took = seconds_in_turns(ways, 2 if quick else 24)
+    capture = {name: summary(values) for name, values in took.items()}
+    capture["wrapper over bare"] = ratio(took["wrapper"], took["bare"])
     above = max(pool["nested"], pool["wrapper"]) - pool["floor"]
     return dict(
         pool=f"{AUX} aux of {HIDDEN}, {len(pool_sizes)} sizes to {max(pool_sizes)}",
         pool_mib=pool,
         capture_of=f"{len(batches)} sizes of a {model.config.layers}-layer Llama",
-        capture=capture,
+        capture_s=capture,
         call_us=call_time(),
         claims=[
             claim("pool of nested weak refs and of the wrapper, MiB above the floor", above, most=2),
-            claim("captures by the wrapper, of the time of bare ones", capture["ratio"], most=1.02),
+            claim(
+                "captures by the wrapper, of the time of bare ones", capture["wrapper over bare"]["median"], most=1.02
+            ),
         ],
     )
 
@@ -169,7 +171,9 @@ def report(result: dict[str, Any]) -> str:
     lines = [f"pool, MiB, {result['pool']}"]
     lines += [f"  {name:<28}{mib:>10.1f}" for name, mib in result["pool_mib"].items()]
     lines += [f"capture of {result['capture_of']}, s"]
-    lines += [f"  {name:<28}{value:>10.4f}" for name, value in result["capture"].items()]
+    lines += [
+        f"  {name:<28}{row['median']:>10.4f}  [{row['q1']} .. {row['q3']}]" for name, row in result["capture_s"].items()
+    ]
     lines += ["host time per call, us"]
     lines += [f"  {name:<28}{us:>10.2f}" for name, us in result["call_us"].items()]
     return "\n".join(lines)

@@ -96,13 +96,18 @@ def measure_pool(fn: Callable[..., Any], make_inputs: Callable[[int], Sequence[A
     """MiB of pool for captures of all sizes by torch.cuda.graph, with the outputs kept in each of the ways of KEEP,
     and for a CUDAGraphWrapper."""
     figures = {}
+    stream = torch.cuda.Stream()
     for name, keep in KEEP.items():
         pool, graphs, kept = torch.cuda.graph_pool_handle(), [], []
         for size in sorted(sizes, reverse=True):
             args = make_inputs(size)
-            fn(*args)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                fn(
+                    *args
+                )  # on the capture's stream: the first product there takes cuBLAS's workspace, else from the pool
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 out = fn(*args)
                 weak = keep(out)
                 del out

@@ -2,6 +2,7 @@
 
 import torch
 
+from weakref_ext.sanitizer._trace import _EVENT, Packed
 from weakref_ext.sanitizer._verdict import Action, Event
 
 POOL = (0, 1)
@@ -56,7 +57,8 @@ class Pool:
 
     def read(self, first):
         first = max(first, len(self.events) - self.capacity)
-        return first, self.events[first:]
+        rows = [(e.address, e.size, e.stream, *e.pool, e.device, e.action) for e in self.events[first:]]
+        return Packed(first, b"".join(_EVENT.pack(*row) for row in rows))
 
     def inside(self, tensors, pool):
         return [pool == POOL and 0 <= t.data_ptr() - self.base < len(self._memory) for t in tensors]

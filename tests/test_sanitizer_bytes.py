@@ -8,7 +8,7 @@ from sanitizer_fixtures import capture, kinds, pool, trace, traced
 
 from weakref_ext.sanitizer import Kind
 from weakref_ext.sanitizer._trace import Output, Trace
-from weakref_ext.sanitizer._verdict import Action, Alias, Event, History, Span, home_of, judge, owner_of
+from weakref_ext.sanitizer._verdict import Action, Alias, Event, History, Span, judge, owner_of
 
 
 @st.composite
@@ -84,8 +84,8 @@ def test_an_output_is_stale_exactly_when_the_map_of_bytes_says_so(program, order
     graphs = [AGraph() for _ in spans]
     trace._graphs.update(zip(graphs, spans, strict=True))
     for block, alias in aliases:
-        assert owner_of(alias, history) == block
-        trace.outputs.append(Output(alias, torch.empty(0), block, home_of(block, spans)))
+        assert owner_of(alias, history, alias.born) == block
+        trace.outputs.append(Output(alias, torch.empty(0), alias.born, since=0))
     memory, replayed = {}, set()
     for at in order:
         span = spans[at % len(spans)]
@@ -93,5 +93,6 @@ def test_an_output_is_stale_exactly_when_the_map_of_bytes_says_so(program, order
         trace.replayed(graphs[at % len(spans)])
         replayed.add(span)
         for output in trace.outputs:
+            by = trace.taken_by(output)
             if output.home in replayed:
-                assert (output.stale is None) == holds(memory, output.alias, output.owner)
+                assert (by is None) == holds(memory, output.alias, output.owner)

@@ -144,6 +144,24 @@ class TestGuard:
             graph.replay()
             Graph(trace, body)
 
+    def test_replays_before_the_registration_count_once_its_own_graph_was_among_them(self, trace, pool):
+        big, (out, again) = capture(trace, pool, 1, keep=lambda t: (weak_ref_tensors(t), weak_ref_tensors(t)))
+        small, _ = capture(trace, pool, 2)
+        small.replay()
+        sanitizer.capture("early", big, out)
+        with sanitizer.guard():
+            out.sum()  # its memory never held its values
+        big.replay()
+        small.replay()
+        sanitizer.capture("late", big, again)
+        for output in (out, again):
+            with sanitizer.guard(), pytest.raises(StaleTensorError):
+                output.sum()
+        big.replay()
+        with sanitizer.guard():
+            assert out.eq(1).all()
+            assert again.eq(1).all()
+
     def test_memory_that_no_pool_keeps(self, trace, pool):
         graph, _ = capture(trace, pool, 1)
         eager = torch.ones(3)

@@ -85,11 +85,22 @@ class TestHooks:
         native = SimpleNamespace(trace_start=lambda n: None, trace_position=lambda: 8, trace_read=lambda n: (7, row))
         monkeypatch.setattr(_trace, "_C", native)
         source = _trace.Allocator()
-        assert (source.position(), source.read(3)) == (0, (3, []))
+        assert (source.position(), source.read(3)) == (0, _trace.Packed(3, b""))
         source.start(4)
         assert source.position() == 8
         event = Event(7, Action.SEGMENT_UNMAP, 2, 0x7F0000000200, 96, 5, (0, 1))
-        assert source.read(3) == (7, [event])
+        events = source.read(3)
+        assert (events.first, len(events), list(events)) == (7, 1, [event])
+
+    def test_events_are_unpacked_only_when_somebody_asks(self, trace, pool):
+        graphs = [capture(trace, pool, value) for value in range(3)]
+        for graph, out in graphs:
+            sanitizer.capture("same", graph, out)
+            graph.replay()
+        assert trace.history.end == len(pool.events)
+        assert trace.history.events == []
+        assert kinds(trace) == [Kind.SHARED] * 3
+        assert trace.history.events == pool.events
 
     def test_a_trace_that_is_over_does_not_read_the_next_ones_events(self, monkeypatch):
         native = SimpleNamespace(trace_start=lambda n: None, trace_stop=lambda: None, trace_read=lambda n: (9, b""))
@@ -97,7 +108,7 @@ class TestHooks:
         source = _trace.Allocator()
         source.start(4)
         source.stop()
-        assert source.read(3) == (3, [])
+        assert source.read(3) == _trace.Packed(3, b"")
 
     def test_a_build_without_cuda_says_so_at_the_first_capture(self, monkeypatch):
         monkeypatch.setattr(_trace, "_C", SimpleNamespace())

@@ -156,7 +156,7 @@ class TestVerdicts:
         span = Span("A", POOL, 0, 0, end=3)
         span.update(History(events, 3))
         alias = Alias("out", "A", POOL, 0, 0, 8, 3, False)
-        assert owner_of(alias, History(events, 3)) is None
+        assert owner_of(alias, History(events, 3), 3) is None
         assert judge(alias, History(events, 3), [span]).kind is Kind.OUTSIDE
 
     def test_the_trace_keeps_no_memory(self, trace, pool):

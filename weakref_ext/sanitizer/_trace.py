@@ -5,8 +5,8 @@ import struct
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,10 +22,19 @@ _C: Any = _load.native()
 _EVENT = struct.Struct("5QhH4x")  # PoolEvent of csrc/cuda/pool_trace.h
 
 
-def parsed(first: int, data: bytes) -> list[Event]:
-    """The events in the ring's bytes, of which the earliest has the number ``first``."""
-    rows = enumerate(_EVENT.iter_unpack(data), first)
-    return [Event(n, act, dev, at, size, stream, (a, b)) for n, (at, size, stream, a, b, dev, act) in rows]
+@dataclass(frozen=True)
+class Packed:
+    """Events as the ring has them, from number ``first`` on: a capture need not wait until they are unpacked."""
+
+    first: int
+    data: bytes
+
+    def __len__(self) -> int:
+        return len(self.data) // _EVENT.size
+
+    def __iter__(self) -> Iterator[Event]:
+        rows = enumerate(_EVENT.iter_unpack(self.data), self.first)
+        return (Event(n, act, dev, at, size, stream, (a, b)) for n, (at, size, stream, a, b, dev, act) in rows)
 
 
 class Allocator:
@@ -50,12 +59,9 @@ class Allocator:
     def position(self) -> int:
         return _C.trace_position() if self._started else 0
 
-    def read(self, first: int) -> tuple[int, list[Event]]:
-        """The events from number ``first`` on, and the number of the first of them that the ring still has."""
-        if not self._started:
-            return first, []
-        first, data = _C.trace_read(first)
-        return first, parsed(first, data)
+    def read(self, first: int) -> Packed:
+        """The events from number ``first`` on that the ring still has."""
+        return Packed(*_C.trace_read(first)) if self._started else Packed(first, b"")
 
     def inside(self, tensors: list[torch.Tensor], pool: Pool) -> list[bool]:
         weak: Any = _C.weak_ref_tensors(tensors, pool=pool) if any(tensor.is_cuda for tensor in tensors) else tensors
@@ -65,17 +71,26 @@ class Allocator:
 @dataclass(eq=False)
 class Output:
     """A registered output. ``tensor`` is a weak ref over the same memory; it keeps the address of the user's storage
-    object (by which he is found) from being used again. ``stale``: whose writes the memory holds now."""
+    object (by which he is found) from being used again. ``until`` and ``since``: how many events were over when it was
+    made, and replays when it was registered. The rest is found out when somebody asks: among the first ``judged``
+    spans, ``writers`` write to its memory."""
 
     alias: Alias
     tensor: torch.Tensor
-    owner: Event | None
-    home: Span | None
-    stale: Span | Event | None = None
+    until: int
+    since: int
+    judged: int = 0
+    owner: Event | None = None
+    home: Span | None = None
+    writers: list[Span] = field(default_factory=list)
 
 
 class Trace:
-    """What has been seen since the trace began. ``history``, ``spans`` and ``outputs`` only grow."""
+    """What has been seen since the trace began. ``history``, ``spans`` and ``outputs`` only grow.
+
+    Events stay packed until somebody asks for a report or, under a guard, uses an output: captures and replays note
+    their place in the order of things, and nothing else.
+    """
 
     def __init__(self, capacity: int, source: Any = None) -> None:
         self.capacity = capacity
@@ -86,6 +101,9 @@ class Trace:
         self._graphs: weakref.WeakKeyDictionary[Any, Span] = weakref.WeakKeyDictionary()
         self._open: Span | None = None
         self._listening = False
+        self._packed: list[Any] = []
+        self._updated = 0  # spans that are over, and whose blocks are known
+        self._replays = 0
         self._born: Any = WeakTensorKeyDictionary()
         self._by_storage: dict[int, list[Output]] = {}
         self._lock = threading.RLock()
@@ -101,7 +119,7 @@ class Trace:
     def begin(self, graph: Any, pool: Pool, begin: Callable[[], None]) -> None:
         with self._lock:
             self.listen()
-            self._update()
+            self._read()
             position = self.history.end
             begin()
             span = Span(f"capture {len(self.spans) + 1}", pool, _current_device(), position)
@@ -119,26 +137,17 @@ class Trace:
                 raise
             finally:
                 self._open = None
-                self._update()
+                self._read()
                 if span is not None:
                     span.end = self.history.end
-                    span.update(self.history)
 
     def replayed(self, graph: Any) -> None:
         """Outputs that this graph writes are fresh from here on, others in the same memory are stale."""
-        with self._lock:
-            span = self._graphs.get(graph)
-            if span is None:
-                return
-            for output in self.outputs[span.judged :]:
-                if output.home is span or span.writes_to(output.alias):
-                    span.touches.append(output)
-            span.judged = len(self.outputs)
-            for output in span.touches:
-                if output.home is not span:
-                    output.stale = span
-                elif output.owner is not None:
-                    output.stale = span.later_block(output.alias, output.owner.position)
+        span = self._graphs.get(graph)
+        if span is not None:
+            with self._lock:
+                self._replays += 1
+                span.replayed = self._replays
 
     def reset(self, graph: Any) -> None:
         span = self._graphs.pop(graph, None)
@@ -162,7 +171,7 @@ class Trace:
             spans = [span for span in map(self._graphs.get, graphs) if span is not None]
             if len(spans) != len(graphs) or not spans:
                 raise ValueError(f"{name}: its graph was not captured while the trace was on, or was reset")
-            self._update()
+            self._read()
             taken = {span.capture for span in self.spans if span not in spans}
             free = (f"{name} #{n}" for n in range(2, len(taken) + 3))
             name = name if name not in taken else next(candidate for candidate in free if candidate not in taken)
@@ -185,7 +194,7 @@ class Trace:
         """The output that ``tensor`` is, or was made from without copying, if its values are gone; and who took them:
         None for memory that no pool keeps."""
         for output in self._by_storage.get(tensor.untyped_storage()._cdata, ()):
-            by = output.stale or self._taken_in_open_capture(output)
+            by = self.taken_by(output)
             gone = (
                 by is None and output.owner is None and not output.alias.in_pool and not _C.owner_alive(output.tensor)
             )
@@ -193,30 +202,52 @@ class Trace:
                 return output, by
         return None
 
+    def taken_by(self, output: Output) -> Span | Event | None:
+        """Whose writes the output's memory holds instead of its own; None while its own are there."""
+        with self._lock:
+            if output.judged < len(self.spans):
+                self._update()
+                self._judge(output)
+            last = max(output.writers, key=lambda span: span.replayed, default=None)
+            # Replays before the registration count where its own graph's is among them: its values were there once.
+            since = 0 if output.home is not None and output.home.replayed else output.since
+            if last is not None and last.replayed > since:
+                if last is not output.home:
+                    return last
+                if output.owner is not None:
+                    later = last.later_block(output.alias, output.owner.position)
+                    if later is not None:
+                        return later
+            span = self._open
+            if span is None or output.owner is None or output.home is span:
+                return None
+            return span if span.writes_to(output.alias) else None
+
+    def _judge(self, output: Output) -> None:
+        if not output.judged:
+            output.owner = owner_of(output.alias, self.history, output.until)
+            output.home = output.owner and home_of(output.owner, self.spans)
+        for span in self.spans[output.judged : self._updated]:
+            if output.home is span or span.writes_to(output.alias):
+                output.writers.append(span)
+        output.judged = self._updated
+
     def is_open(self, span: object) -> bool:
         return span is not None and span is self._open
 
     def stop(self) -> None:
         """Read what is left, and stop listening."""
         with self._lock:
-            self._update()
+            self._read()
             self._source.stop()
 
-    def _taken_in_open_capture(self, output: Output) -> Span | None:
-        span = self._open
-        if span is None or output.owner is None or output.home is span:
-            return None
-        with self._lock:
-            self._update()
-            span.update(self.history)
-        return span if span.writes_to(output.alias) else None
-
-    def _update(self) -> None:
-        first, events = self._source.read(self.history.end)
-        lost, before = first - self.history.end, self.history.lost
+    def _read(self) -> None:
+        """Take what is new from the ring, as it is."""
+        events = self._source.read(self.history.end)
+        lost, before = events.first - self.history.end, self.history.lost
+        self._packed.append(events)
         self.history.lost += lost
-        self.history.events += events
-        self.history.end = first + len(events)
+        self.history.end = events.first + len(events)
         if lost and not before:
             warnings.warn(
                 f"the sanitizer's ring of {self.capacity} events was full: it lost some, and will call no tensor "
@@ -225,14 +256,24 @@ class Trace:
                 stacklevel=3,
             )
 
+    def _update(self) -> None:
+        """Bring the history, and the blocks of every span, up to date."""
+        self._read()
+        for events in self._packed:
+            self.history.events += events
+        self._packed.clear()
+        for span in self.spans[self._updated :]:
+            span.update(self.history)
+            self._updated += span is not self._open
+
     def _add(self, alias: Alias, tensor: torch.Tensor) -> None:
         alias.strong = not _C.is_weak_ref(tensor)
         alias.born = self._born.get(tensor)
         if alias.born is None and _C.owner_alive(tensor):
             alias.born = self.history.end
-        owner = owner_of(alias, self.history)
-        home = owner and home_of(owner, self.spans)
-        output = Output(alias, _C.weak_ref_tensors(tensor) if alias.strong else tensor, owner, home)
+        until = self.history.end if alias.born is None else alias.born
+        weak = _C.weak_ref_tensors(tensor) if alias.strong else tensor
+        output = Output(alias, weak, until, self._replays)
         self.outputs.append(output)
         self._by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(output)
 

@@ -71,7 +71,8 @@ def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 class Span:
     """One captured graph: the events from ``begin`` to ``end`` are its own, if they are of its pool and device.
 
-    A capture that is broken into segments has several spans. ``alive``: whether the graph can replay.
+    A capture that is broken into segments has several spans. ``alive``: whether the graph can replay. ``replayed``: the
+    place of its last replay in the order of all replays, 0 for none.
     """
 
     capture: str
@@ -81,8 +82,7 @@ class Span:
     blocks: list[Event] = field(default_factory=list)
     end: int | None = None
     alive: bool = True
-    touches: list[Any] = field(default_factory=list)  # the trace's: outputs that a replay writes or overwrites,
-    judged: int = 0  # among the first so many
+    replayed: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
 
     def update(self, history: History) -> None:
@@ -183,9 +183,9 @@ def untraced(history: History, spans: Sequence[Span]) -> list[Span]:
     return found
 
 
-def owner_of(alias: Alias, history: History) -> Event | None:
-    """The block that the alias was made over: the last one there before it was made."""
-    for event in reversed(history.between(0, history.end if alias.born is None else alias.born)):
+def owner_of(alias: Alias, history: History, until: int) -> Event | None:
+    """The block that the alias was made over: the last one there before event number ``until``."""
+    for event in reversed(history.between(0, until)):
         if event.device == alias.device and event.overlaps(alias.begin, alias.end):
             if event.action == Action.ALLOC:
                 return event if event.address <= alias.begin and alias.end <= event.address + event.size else None
@@ -217,7 +217,7 @@ def judge(alias: Alias, history: History, spans: Sequence[Span], *, owner_alive:
 
     if alias.begin == alias.end:
         return verdict(Kind.EXCLUSIVE, reason="it has no elements")
-    owner = owner_of(alias, history)
+    owner = owner_of(alias, history, history.end if alias.born is None else alias.born)
     if owner is None or owner.pool != alias.pool:
         if alias.strong:
             return verdict(Kind.PINNED)

@@ -15,25 +15,27 @@ import torch
 from weakref_ext import sanitizer
 from weakref_ext.sanitizer._trace import _EVENT, Packed
 
-from ._harness import claim, compare, effort, ratio, samples, summary, table
+from ._harness import CUDA, claim, ratio, samples, summary, table
 
 NEEDS_GPU = False
 
-ALIAS_PATHS = {
+PROCESSES = {
     "never imported": "",
     "imported": "import weakref_ext.sanitizer",
-    "on and off again": """
-from weakref_ext import sanitizer
-if torch.cuda.is_available():
-    torch.cuda.init()  # a trace attaches itself to an allocator that exists
-with sanitizer.trace():
-    pass""",
+    "trace on": "sanitizer.trace().__enter__()",
+    "on and off again": "with sanitizer.trace(): pass",  # torch keeps a callback once it is attached
 }
 WORKER = """
-import sys, timeit, torch, weakref_ext
+import os, sys, timeit, torch, weakref_ext
+os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})  # one core for all: cores differ in speed
 out = (torch.ones(4), [torch.ones(4) for _ in range(3)])
-entries = {{"function": weakref_ext.weak_ref_tensors, "operator": torch.ops.weakref_ext.weak_ref_tensors}}
-timers = {{name: timeit.Timer(lambda entry=entry: entry(out)) for name, entry in entries.items()}}
+function, operator = weakref_ext.weak_ref_tensors, torch.ops.weakref_ext.weak_ref_tensors
+timers = dict(function=timeit.Timer(lambda: function(out)), operator=timeit.Timer(lambda: operator(out)))
+if torch.cuda.is_available():
+    torch.cuda.init()  # a trace attaches itself to an allocator that exists
+    timers["allocation"] = timeit.Timer(lambda: torch.empty(4096, dtype=torch.uint8, device="cuda"))
+if "sanitizer" in {setup!r}:
+    from weakref_ext import sanitizer
 {setup}
 for line in sys.stdin:
     name, number = line.split()
@@ -41,8 +43,8 @@ for line in sys.stdin:
 """
 
 
-class Entry:
-    """An entry in a process of its own, timed as ``timeit.Timer`` does."""
+class Timer:
+    """A timer in another process."""
 
     def __init__(self, process: Any, name: str) -> None:
         self.process, self.name = process, name
@@ -55,16 +57,22 @@ class Entry:
         return float(self.process.stdout.readline())
 
 
-def alias_path(quick: bool) -> dict[str, list[float]]:
-    """ns a call for (2:T,[3:T]), by entry and by what its process has done; the processes live side by side and take
-    turns, so that a slow moment of the machine falls on all of them."""
+def in_processes(quick: bool) -> dict[str, dict[str, list[float]]]:
+    """ns a call for (2:T,[3:T]) and to allocate and free 4 KiB, by what the process has done with the sanitizer; the
+    processes live side by side and take turns, so that a slow moment of the machine falls on all of them."""
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with contextlib.ExitStack() as stack:
-        entries = {}
-        for title, setup in ALIAS_PATHS.items():
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", WORKER.format(setup=setup)], **pipes))
-            entries |= {f"{name}, {title}": Entry(process, name) for name in ("function", "operator")}
-        return samples(entries, **effort(quick))
+        processes = {
+            title: stack.enter_context(subprocess.Popen([sys.executable, "-c", WORKER.format(setup=setup)], **pipes))
+            for title, setup in PROCESSES.items()
+            if setup != PROCESSES["trace on"] or CUDA
+        }
+        names = ["function", "operator", "allocation"][: 3 if CUDA else 2]
+        turns = dict(rounds=2 if quick else 201, round_s=0.001)
+        return {
+            name: samples({title: Timer(process, name) for title, process in processes.items()}, **turns)
+            for name in names
+        }
 
 
 def capture_time(quick: bool) -> dict[str, Any]:
@@ -87,7 +95,7 @@ def capture_time(quick: bool) -> dict[str, Any]:
         "trace": lambda: within(sanitizer.trace),
         "guard": lambda: within(sanitizer.guard),
     }
-    took = seconds_in_turns(ways, 2 if quick else 12)
+    took = seconds_in_turns(ways, 2 if quick else 20)
     return dict(
         seconds={name: summary(values) for name, values in took.items()},
         times_off={name: ratio(took[name], took["off"]) for name in ("trace", "guard")},
@@ -107,38 +115,27 @@ def event_bytes() -> dict[str, float]:
     return {name: size * 1e6 for name, size in sizes.items()}
 
 
-def allocation(quick: bool) -> dict[str, Any]:
-    """ns to allocate and free 4 KiB: before anything is attached, during a trace, and after it (the callback stays)."""
-
-    def timed(name: str) -> dict[str, Any]:
-        return compare({name: lambda: torch.empty(4096, dtype=torch.uint8, device="cuda")}, **effort(quick))
-
-    before = timed("never attached")
-    x = torch.zeros(8, device="cuda")
-    with sanitizer.trace():
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            x.add(1)
-        during = timed("trace on")
-    return {**before, **during, **timed("trace off again")}
-
-
 def measure(quick: bool) -> dict[str, Any]:
     sections: dict[str, Any] = dict(bytes_per_million_events=event_bytes())
-    if torch.cuda.is_available():
+    if CUDA:
         with torch.inference_mode():
-            sections |= dict(allocation_ns=allocation(quick), capture=capture_time(quick))
-    alias = alias_path(quick)
-    sections["alias_path_ns"] = {name: summary(values) for name, values in alias.items()}
-    imported = ratio(alias["function, imported"], alias["function, never imported"])["median"]
+            sections["capture"] = capture_time(quick)
+    taken = in_processes(quick)
+    sections["ns"] = {name: {title: summary(v) for title, v in row.items()} for name, row in taken.items()}
+    imported = ratio(taken["function"]["imported"], taken["function"]["never imported"])["median"]
     return dict(
         sections, claims=[claim("sanitizer imported and off: a call, times one without it", imported, most=1.05)]
     )
 
 
 def report(result: dict[str, Any]) -> str:
-    parts = [table("weak_ref_tensors((2:T,[3:T]))", result["alias_path_ns"], reference="function, never imported")]
+    titles = {
+        "function": "weak_ref_tensors((2:T,[3:T]))",
+        "operator": "torch.ops, the same",
+        "allocation": "allocate and free 4 KiB",
+    }
+    parts = [table(titles[name], rows, reference="never imported") for name, rows in result["ns"].items()]
     if "capture" in result:
-        parts.append(table("allocate and free 4 KiB", result["allocation_ns"], reference="never attached"))
         ratios = ", ".join(f"{name} {row['median']:.3f}" for name, row in result["capture"]["times_off"].items())
         parts.append(f"  capture, times the time without: {ratios}; {result['capture']['events']} events")
     sizes = result["bytes_per_million_events"]

@@ -83,15 +83,22 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def seconds_in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds that each way took in every round; the order turns, and all have run once before."""
+    """Seconds that each way took in every round; the order turns, and all have run once before. No garbage is collected
+    meanwhile."""
     for way in ways.values():
         seconds(way)
     names = list(ways)
     took: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
-            took[name].append(seconds(ways[name]))
-        names.append(names.pop(0))
+    gc.freeze()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name in names:
+                took[name].append(seconds(ways[name]))
+            names.append(names.pop(0))
+    finally:
+        gc.enable()
+        gc.unfreeze()
     return took
 
 
@@ -148,7 +155,7 @@ def measure(quick: bool) -> dict[str, Any]:
     model = Llama(Config(), random_weights(Config()), max(CAPTURE_BATCHES), 64, "cuda")
     inputs = [tokens(size) for size in batches]
     ways = {"bare": lambda: bare(model, inputs), "wrapper": lambda: wrapped(model, inputs)}
-    took = seconds_in_turns(ways, 2 if quick else 24)
+    took = seconds_in_turns(ways, 2 if quick else 40)
     capture = {name: summary(values) for name, values in took.items()}
     capture["wrapper over bare"] = ratio(took["wrapper"], took["bare"])
     above = max(pool["nested"], pool["wrapper"]) - pool["floor"]

@@ -20,7 +20,7 @@ PyObject* set_listener(PyObject* /*module*/, PyObject* listener) {
 #ifdef WEAKREF_EXT_CUDA
 
 // All of them without the GIL: a thread may hold the allocator's lock, which the ring's is taken under, and wait for
-// it.
+// the GIL.
 
 PyObject* trace_start(PyObject* /*module*/, PyObject* capacity) {
   HANDLE_TH_ERRORS
@@ -68,6 +68,21 @@ PyObject* trace_read(PyObject* /*module*/, PyObject* from) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* reserved_bytes(PyObject* /*module*/, PyObject* index) {
+  HANDLE_TH_ERRORS
+  const long device = PyLong_AsLong(index);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
+  }
+  int64_t bytes = 0;
+  {
+    const pybind11::gil_scoped_release no_gil;
+    bytes = cuda::reserved_bytes(static_cast<c10::DeviceIndex>(device));
+  }
+  return PyLong_FromLongLong(bytes);
+  END_HANDLE_TH_ERRORS
+}
+
 #endif
 
 } // namespace
@@ -79,6 +94,7 @@ PyMethodDef trace_methods[] = {
     {"trace_stop", trace_stop, METH_NOARGS, nullptr},
     {"trace_position", trace_position, METH_NOARGS, nullptr},
     {"trace_read", trace_read, METH_O, nullptr},
+    {"reserved_bytes", reserved_bytes, METH_O, nullptr},
 #endif
     {nullptr, nullptr, 0, nullptr},
 };

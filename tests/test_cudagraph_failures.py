@@ -4,12 +4,13 @@ import contextlib
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fake_graphs import model, values
 
-from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, eager_break
+from weakref_ext.cudagraph import BreakableCUDAGraphWrapper, CUDAGraphWrapper, _backend, eager_break
 
 BOTH = pytest.mark.parametrize("wrapper", [CUDAGraphWrapper, BreakableCUDAGraphWrapper])
 
@@ -130,6 +131,12 @@ def test_a_capture_inside_a_capture_is_refused(fake, wrapper):
     inner(torch.ones(2))  # replays are refused as well
     with pytest.raises(RuntimeError, match="Nested captures are not supported"):
         outer(torch.ones(2))
+
+
+def test_a_build_without_the_cuda_part_says_so_before_anything_is_captured(monkeypatch):
+    monkeypatch.setattr(_backend, "_C", SimpleNamespace())
+    with pytest.raises(RuntimeError, match=r"built without its CUDA part.*WEAKREF_EXT_CUDA=1"):
+        _backend.Cuda().reserved()
 
 
 def test_the_active_capture_is_this_threads(fake):

@@ -46,3 +46,12 @@ def native() -> ModuleType:
             f"weakref_ext's native module cannot be loaded: {error}{rows}\n"
             f"Rebuild it against the running torch: {REINSTALL}"
         ) from error
+
+
+def require_cuda_part(module: Any, needed_by: str) -> None:
+    """Raise RuntimeError where the native module has no CUDA part; ``needed_by`` says what it is needed for."""
+    if not hasattr(module, "trace_start"):
+        raise RuntimeError(
+            f"{needed_by}, and weakref_ext was built without its CUDA part: rebuild it on a CUDA build of torch, with "
+            "WEAKREF_EXT_CUDA=1"
+        )

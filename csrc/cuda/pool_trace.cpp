@@ -78,6 +78,11 @@ std::pair<uint64_t, std::vector<PoolEvent>> read_trace(uint64_t first) {
   return ring().read(first);
 }
 
+int64_t reserved_bytes(c10::DeviceIndex device) {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device);
+  return stats.reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+}
+
 std::function<bool(const c10::Storage&)> owned_by_pool(c10::MempoolId_t id) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
   TORCH_CHECK_NOT_IMPLEMENTED(

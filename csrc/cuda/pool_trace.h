@@ -14,6 +14,9 @@ namespace weakref_ext::cuda {
 // allocator keeps no such books (cudaMallocAsync).
 std::function<bool(const c10::Storage&)> owned_by_pool(c10::MempoolId_t id);
 
+// Bytes that the caching allocator holds on a device, for all pools.
+int64_t reserved_bytes(c10::DeviceIndex device);
+
 // What the caching allocator did with the memory of a graph pool. Python reads the bytes: sanitizer/_trace.py.
 struct PoolEvent {
   uint64_t address;

@@ -10,6 +10,10 @@ import torch
 
 import weakref_ext
 
+from .. import _load
+
+_C: Any = _load.native()
+
 T = TypeVar("T")
 Pool = Any  # a graph pool handle: (int, int), which torch's own annotations call by a private name
 
@@ -137,8 +141,9 @@ class Cuda:
 
     def reserved(self) -> int:
         """Bytes the allocator holds: while nothing but a capture allocates, its growth is the pool's."""
-        stats: Any = torch.cuda.memory_stats_as_nested_dict()  # memory_reserved() flattens and sorts them first
-        return stats["reserved_bytes"]["all"]["current"]  # type: ignore[no-any-return]
+        _load.require_cuda_part(_C, "graph wrappers ask the CUDA allocator what a pool owns")
+        # torch's memory_reserved() makes a dict of all statistics.
+        return _C.reserved_bytes(torch.cuda.current_device())  # type: ignore[no-any-return]
 
 
 BACKEND = Cuda()

@@ -213,9 +213,7 @@ class CUDAGraphWrapper:
             call.require_addresses(entry.inputs)
 
     def _fill(self, inputs: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        if self._copy_inputs and len(inputs) == 1:
-            inputs[0].copy_(sources[0])  # in less than the time of a foreach
-        elif self._copy_inputs and inputs:
+        if self._copy_inputs and inputs:
             torch._foreach_copy_(inputs, sources)
 
     def _replay(self, entry: _Entry, call: Call) -> None:

@@ -66,8 +66,8 @@ def capture(name: str, graphs: Any, outputs: Any = ()) -> None:
         name: as reports and errors show it; a number is added to a name that is taken.
         graphs: the ``torch.cuda.CUDAGraph``, or the list of them in order if the capture is broken into segments.
         outputs: the structure that is kept of it, of weak refs and other tensors. Inside the capture or after it;
-            replays that come before are not held against them. Weak refs that were made by
-            :func:`weakref_ext.weak_ref_tensors` while the trace was on are known exactly.
+            replays that come before are held against them only if one of their own graph's is among those. Weak refs
+            that were made by :func:`weakref_ext.weak_ref_tensors` while the trace was on are known exactly.
 
     Raises:
         RuntimeError: without a trace.

@@ -43,11 +43,7 @@ class Allocator:
     _started = False
 
     def start(self, capacity: int) -> None:
-        if not hasattr(_C, "trace_start"):
-            raise RuntimeError(
-                "the sanitizer listens to the CUDA allocator, and weakref_ext was built without its CUDA part: rebuild "
-                "it on a CUDA build of torch, with WEAKREF_EXT_CUDA=1"
-            )
+        _load.require_cuda_part(_C, "the sanitizer listens to the CUDA allocator")
         _C.trace_start(capacity)
         self._started = True
 

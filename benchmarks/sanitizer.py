@@ -59,20 +59,26 @@ class Timer:
 
 def in_processes(quick: bool) -> dict[str, dict[str, list[float]]]:
     """ns a call for (2:T,[3:T]) and to allocate and free 4 KiB, by what the process has done with the sanitizer; the
-    processes live side by side and take turns, so that a slow moment of the machine falls on all of them."""
+    processes live side by side and take turns, so that a slow moment of the machine falls on all of them. Several of
+    each in turn, since where a process happens to lie in memory is worth some percent."""
     pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with contextlib.ExitStack() as stack:
-        processes = {
-            title: stack.enter_context(subprocess.Popen([sys.executable, "-c", WORKER.format(setup=setup)], **pipes))
-            for title, setup in PROCESSES.items()
-            if setup != PROCESSES["trace on"] or CUDA
-        }
-        names = ["function", "operator", "allocation"][: 3 if CUDA else 2]
-        turns = dict(rounds=2 if quick else 201, round_s=0.001)
-        return {
-            name: samples({title: Timer(process, name) for title, process in processes.items()}, **turns)
-            for name in names
-        }
+    setups = {title: setup for title, setup in PROCESSES.items() if title != "trace on" or CUDA}
+    taken: dict[str, dict[str, list[float]]] = {
+        name: {title: [] for title in setups} for name in ["function", "operator", "allocation"][: 3 if CUDA else 2]
+    }
+    for _ in range(1 if quick else 5):
+        with contextlib.ExitStack() as stack:
+            processes = {
+                title: stack.enter_context(
+                    subprocess.Popen([sys.executable, "-c", WORKER.format(setup=setup)], **pipes)
+                )
+                for title, setup in setups.items()
+            }
+            for name, rows in taken.items():
+                timers = {title: Timer(process, name) for title, process in processes.items()}
+                for title, values in samples(timers, rounds=2 if quick else 41, round_s=0.001).items():
+                    rows[title] += values
+    return taken
 
 
 def capture_time(quick: bool) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 #include "alias.h"
 
+#include "recycled.h"
+
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/env.h>
@@ -34,9 +36,19 @@ c10::intrusive_ptr<StorageImpl> make_storage(c10::SymInt nbytes, at::DataPtr dat
     return c10::make_storage_impl(
         StorageImpl::use_byte_size_t(), std::move(nbytes), std::move(data), nullptr, false, device);
   }
-  return c10::make_intrusive<StorageImpl>(
+  return c10::make_intrusive<Recycled<StorageImpl>>(
       StorageImpl::use_byte_size_t(), std::move(nbytes), std::move(data), nullptr, false);
 }
+
+class WeakTensorImpl final : public Recycled<c10::TensorImpl> {
+ public:
+  // The base's constructor adds or drops the autograd keys as the grad and inference modes want it. Sizes, strides and
+  // what torch has derived from them are copied, not computed again.
+  WeakTensorImpl(c10::Storage&& storage, const c10::TensorImpl& source)
+      : Recycled(std::move(storage), source.key_set(), source.dtype()) {
+    copy_generic_tensor_metadata(&source, this);
+  }
+};
 
 // Keys that a plain strided tensor may carry, on any backend. All others (sparse, nested, quantized, opaque, Python,
 // functorch, functionalization, named) say that the tensor is more than sizes and strides over a storage.
@@ -126,11 +138,7 @@ c10::Storage Aliases::weak_storage(const c10::Storage& source) {
 
 at::Tensor Aliases::of(const at::Tensor& source) {
   const c10::TensorImpl* impl = source.unsafeGetTensorImpl();
-  // The constructor adds or drops the autograd keys as the grad and inference modes want it.
-  at::Tensor alias =
-      at::detail::make_tensor<c10::TensorImpl>(weak_storage(impl->storage()), impl->key_set(), impl->dtype());
-  alias.unsafeGetTensorImpl()->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
-  return alias;
+  return at::detail::make_tensor<WeakTensorImpl>(weak_storage(impl->storage()), *impl);
 }
 
 } // namespace weakref_ext

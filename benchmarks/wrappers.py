@@ -3,6 +3,7 @@
 ``python -m benchmarks.wrappers`` (needs a GPU)
 """
 
+import functools
 import gc
 import sys
 import time
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from llama import Config, Llama, random_weights
 from llm import POOL_SIZES, measure_pool
 
-from ._harness import claim, ratio, summary
+from ._harness import claim, ratio, samples, summary
 
 NEEDS_GPU = True
 HIDDEN, AUX = 4096, 3
@@ -70,36 +71,24 @@ def wrapped(fn: Callable[..., Any], inputs: Sequence[Sequence[torch.Tensor]]) ->
     return [wrapper]
 
 
-def seconds(function: Callable[[], Any]) -> float:
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    start = time.perf_counter()
-    made = function()
-    torch.cuda.synchronize()
-    took = time.perf_counter() - start
-    del made
-    return took
-
-
 def seconds_in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds that each way took in every round; the order turns, and all have run once before. No garbage is collected
-    meanwhile."""
-    for way in ways.values():
-        seconds(way)
-    names = list(ways)
-    took: dict[str, list[float]] = {name: [] for name in names}
-    gc.freeze()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for name in names:
-                took[name].append(seconds(ways[name]))
-            names.append(names.pop(0))
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    return took
+    """Seconds that each way takes in every round, without the time to free what it made."""
+    made: list[Any] = []
+
+    def between() -> None:
+        made.clear()
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def run(way: Callable[[], Any]) -> None:
+        made.append(way())
+        torch.cuda.synchronize()
+
+    turns = {name: functools.partial(run, way) for name, way in ways.items()}
+    taken = samples(turns, rounds=rounds, round_s=0, between=between)
+    made.clear()
+    return {name: [ns / 1e9 for ns in values] for name, values in taken.items()}
 
 
 def microseconds(call: Callable[[], Any], calls: int = 2000, rounds: int = 7) -> float:

@@ -103,9 +103,8 @@ def measure_pool(fn: Callable[..., Any], make_inputs: Callable[[int], Sequence[A
             args = make_inputs(size)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                fn(
-                    *args
-                )  # on the capture's stream: the first product there takes cuBLAS's workspace, else from the pool
+                # Here, since the first product on a stream takes cuBLAS's workspace: in a capture, from its pool.
+                fn(*args)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 out = fn(*args)

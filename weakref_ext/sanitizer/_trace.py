@@ -97,7 +97,7 @@ class Trace:
         self._graphs: weakref.WeakKeyDictionary[Any, Span] = weakref.WeakKeyDictionary()
         self._open: Span | None = None
         self._listening = False
-        self._packed: list[Any] = []
+        self._packed: list[Packed] = []
         self._updated = 0  # spans that are over, and whose blocks are known
         self._replays = 0
         self._born: Any = WeakTensorKeyDictionary()
@@ -208,12 +208,11 @@ class Trace:
             # Replays before the registration count where its own graph's is among them: its values were there once.
             since = 0 if output.home is not None and output.home.replayed else output.since
             if last is not None and last.replayed > since:
-                if last is not output.home:
+                if output.owner is None or last is not output.home:
                     return last
-                if output.owner is not None:
-                    later = last.later_block(output.alias, output.owner.position)
-                    if later is not None:
-                        return later
+                later = last.later_block(output.alias, output.owner.position)
+                if later is not None:
+                    return later
             span = self._open
             if span is None or output.owner is None or output.home is span:
                 return None

@@ -76,13 +76,13 @@ def test_a_list_that_a_finalizer_changes_at_the_first_allocation_is_no_crash(cha
             change(self.target)
 
     weaken, out = weakref_ext.weak_ref_tensors, [1] * 40
-    no_free_list = [[] for _ in range(200)]  # noqa: F841
-    gc.collect()
+    gc.collect()  # takes long enough for a thread that waits (tqdm's monitor) to free its lists right after
     gc.freeze()
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     gc.disable()
     try:
+        no_free_list = [[] for _ in range(200)]  # noqa: F841
         Bomb(out)
         due = [set() for _ in range(9)]  # noqa: F841 - a collection is, whatever was freed meanwhile
         gc.enable()

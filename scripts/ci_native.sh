@@ -11,11 +11,11 @@ if [ ! -e /usr/include/gtest/gtest.h ]; then
   (apt-get update -qq && apt-get install -y -qq --no-install-recommends libgtest-dev) >/dev/null
 fi
 
-build() { # NAME CMAKE_OPTION...
+build() { # NAME CMAKE_OPTION... (afresh: CMake's cache would keep the torch of an earlier PYTHON)
   local name=$1
   shift
-  cmake -S . -B "build/$name" -G Ninja -DCMAKE_PREFIX_PATH="$torch" -DWEAKREF_EXT_WERROR=ON "$@" >"build/$name.log" 2>&1 ||
-    { cat "build/$name.log"; return 1; }
+  cmake --fresh -S . -B "build/$name" -G Ninja -DCMAKE_PREFIX_PATH="$torch" -DWEAKREF_EXT_WERROR=ON "$@" \
+    >"build/$name.log" 2>&1 || { cat "build/$name.log"; return 1; }
   cmake --build "build/$name" -j"$jobs"
 }
 
@@ -23,7 +23,7 @@ library() { # as a user builds it, then a project that uses what was installed
   build library -DCMAKE_BUILD_TYPE=Release
   ctest --test-dir build/library --output-on-failure -j"$jobs"
   cmake --install build/library --prefix build/prefix >/dev/null
-  cmake -S examples/cpp -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  cmake --fresh -S examples/cpp -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_PREFIX_PATH="$torch;$PWD/build/prefix" >/dev/null 2>&1
   cmake --build build/example
   build/example/example

@@ -144,6 +144,35 @@ class TestGuard:
             graph.replay()
             Graph(trace, body)
 
+    def test_captures_of_several_threads_at_once_are_told_apart(self, trace, pool):
+        (first, out), longer, shorter = capture(trace, pool, 1), Graph.__new__(Graph), Graph.__new__(Graph)
+        sanitizer.capture("first", first, out)
+
+        def body():
+            trace.begin(shorter, (0, 2), lambda: None)
+            trace.end(shorter, lambda: None)
+            assert kinds(trace) == [Kind.EXCLUSIVE]
+            out.sum()
+            tensor = pool.alloc()
+            with pytest.raises(StaleTensorError, match="'capture 3', which is being captured, has used its memory"):
+                out.sum()
+            return weak_ref_tensors(tensor), pool.kernel(tensor, 2)
+
+        with sanitizer.guard():
+            trace.begin(longer, (0, 2), lambda: None)
+            second = Graph(trace, body)
+            sanitizer.capture("second", second, second.out)
+            for still_capturing in (True, False):
+                first.replay()
+                assert out.eq(1).all()
+                second.replay()
+                assert second.out.eq(2).all()
+                with pytest.raises(StaleTensorError, match="the replay of 'second' overwrote it"):
+                    out.sum()
+                if still_capturing:
+                    trace.end(longer, lambda: None)
+        assert [verdict.captures for verdict in trace.report()] == [("second",), ("first",)]
+
     def test_replays_before_the_registration_count_once_its_own_graph_was_among_them(self, trace, pool):
         big, (out, again) = capture(trace, pool, 1, keep=lambda t: (weak_ref_tensors(t), weak_ref_tensors(t)))
         small, _ = capture(trace, pool, 2)
@@ -199,7 +228,13 @@ class TestGuard:
 
         failed = Graph.__new__(Graph)
         trace.begin(failed, POOL, lambda: None)
-        pool.alloc()
+        pool.give_back(pool.alloc())
         with pytest.raises(RuntimeError, match="CUDA error"):
             trace.end(failed, fail)
+        trace.begin(abandoned := Graph.__new__(Graph), POOL, lambda: None)
+        pool.alloc()
+        del abandoned
         assert kinds(trace) == [Kind.EXCLUSIVE]
+        with sanitizer.guard():
+            graph.replay()
+            assert out.eq(1).all()

@@ -32,7 +32,7 @@ class StaleTensorError(RuntimeError):
         self.path, self.capture, self.overwritten_by = path, capture, overwritten_by
 
 
-def error(output: Output, by: Span | Event | None, capturing: bool) -> StaleTensorError:
+def error(output: Output, by: Span | Event | None) -> StaleTensorError:
     alias = output.alias
     what = f"{alias.path} of capture {alias.capture!r} is stale: "
     keep = "clone it, or own() the output,"
@@ -44,7 +44,7 @@ def error(output: Output, by: Span | Event | None, capturing: bool) -> StaleTens
         what += "it was not in the graph pool and its owner is gone, so nothing keeps its memory. Keep its owner "
         what += "alive, or pass pool= to weak_ref_tensors, which then keeps such tensors strong."
         overwritten = ""
-    elif capturing:
+    elif by.is_open:
         what += f"{by.capture!r}, which is being captured, has used its memory before this read, and would at every "
         what += f"replay. {keep[0].upper()}{keep[1:]} before the capture, and capture the read of the clone."
         overwritten = by.capture
@@ -74,7 +74,7 @@ class _Check:
             if tensor.layout is torch.strided:
                 found = self.trace.find_stale(tensor)
                 if found is not None:
-                    raise error(*found, capturing=self.trace.is_open(found[1]))
+                    raise error(*found)
 
 
 class OperatorGuard(_Check, TorchDispatchMode):

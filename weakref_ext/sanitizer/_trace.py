@@ -95,10 +95,9 @@ class Trace:
         self.outputs: list[Output] = []
         self._source = source or Allocator()
         self._graphs: weakref.WeakKeyDictionary[Any, Span] = weakref.WeakKeyDictionary()
-        self._open: Span | None = None
         self._listening = False
         self._packed: list[Packed] = []
-        self._updated = 0  # spans that are over, and whose blocks are known
+        self._updated = 0  # so many first spans are over, and their blocks known
         self._replays = 0
         self._born: Any = WeakTensorKeyDictionary()
         self._by_storage: dict[int, list[Output]] = {}
@@ -120,7 +119,7 @@ class Trace:
             begin()
             span = Span(f"capture {len(self.spans) + 1}", pool, _current_device(), position)
             weakref.finalize(graph, setattr, span, "alive", False).atexit = False
-            self._graphs[graph] = self._open = span
+            self._graphs[graph] = span
             self.spans.append(span)
 
     def end(self, graph: Any, end: Callable[[], None]) -> None:
@@ -132,7 +131,6 @@ class Trace:
                 self.reset(graph)  # a failed capture never replays
                 raise
             finally:
-                self._open = None
                 self._read()
                 if span is not None:
                     span.end = self.history.end
@@ -204,31 +202,30 @@ class Trace:
             if output.judged < len(self.spans):
                 self._update()
                 self._judge(output)
-            last = max(output.writers, key=lambda span: span.replayed, default=None)
+            later = self._writers(output, len(self.spans))
+            last = max([*output.writers, *later], key=lambda span: span.replayed, default=None)
             # Replays before the registration count where its own graph's is among them: its values were there once.
             since = 0 if output.home is not None and output.home.replayed else output.since
             if last is not None and last.replayed > since:
                 if output.owner is None or last is not output.home:
                     return last
-                later = last.later_block(output.alias, output.owner.position)
-                if later is not None:
-                    return later
-            span = self._open
-            if span is None or output.owner is None or output.home is span:
+                block = last.later_block(output.alias, output.owner.position)
+                if block is not None:
+                    return block
+            if output.owner is None:
                 return None
-            return span if span.writes_to(output.alias) else None
+            return next((span for span in later if span.is_open and span is not output.home), None)
 
     def _judge(self, output: Output) -> None:
         if not output.judged:
             output.owner = owner_of(output.alias, self.history, output.until)
             output.home = output.owner and home_of(output.owner, self.spans)
-        for span in self.spans[output.judged : self._updated]:
-            if output.home is span or span.writes_to(output.alias):
-                output.writers.append(span)
+        output.writers += self._writers(output, self._updated)
         output.judged = self._updated
 
-    def is_open(self, span: object) -> bool:
-        return span is not None and span is self._open
+    def _writers(self, output: Output, until: int) -> list[Span]:
+        spans = self.spans[output.judged : until]
+        return [span for span in spans if span is output.home or span.writes_to(output.alias)]
 
     def stop(self) -> None:
         """Read what is left, and stop listening."""
@@ -257,9 +254,10 @@ class Trace:
         for events in self._packed:
             self.history.events += events
         self._packed.clear()
-        for span in self.spans[self._updated :]:
+        later = self.spans[self._updated :]
+        for span in later:
             span.update(self.history)
-            self._updated += span is not self._open
+        self._updated += next((n for n, span in enumerate(later) if span.is_open), len(later))
 
     def _add(self, alias: Alias, tensor: torch.Tensor) -> None:
         alias.strong = not _C.is_weak_ref(tensor)

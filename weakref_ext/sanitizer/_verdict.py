@@ -85,10 +85,19 @@ class Span:
     replayed: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still being captured."""
+        return self.alive and self.end is None
+
+    def owns(self, event: Event) -> bool:
+        until = event.position + 1 if self.end is None else self.end
+        mine = (event.action, event.pool, event.device) == (Action.ALLOC, self.pool, self.device)
+        return mine and self.begin <= event.position < until
+
     def update(self, history: History) -> None:
         until = history.end if self.end is None else self.end
-        mine = (Action.ALLOC, self.pool, self.device)
-        self.hold([e for e in history.between(self.begin, until) if (e.action, e.pool, e.device) == mine])
+        self.hold([event for event in history.between(self.begin, until) if self.owns(event)])
 
     def hold(self, blocks: list[Event]) -> None:
         self.blocks = blocks
@@ -196,7 +205,7 @@ def owner_of(alias: Alias, history: History, until: int) -> Event | None:
 
 def home_of(block: Event, spans: Sequence[Span]) -> Span | None:
     """The graph in whose capture the block was handed out."""
-    return next((s for s in spans if s.begin <= block.position and (s.end is None or block.position < s.end)), None)
+    return next((span for span in spans if span.owns(block)), None)
 
 
 def _seen_whole(alias: Alias, owner: Event, history: History) -> bool:

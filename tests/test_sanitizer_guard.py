@@ -231,10 +231,16 @@ class TestGuard:
         pool.give_back(pool.alloc())
         with pytest.raises(RuntimeError, match="CUDA error"):
             trace.end(failed, fail)
-        trace.begin(abandoned := Graph.__new__(Graph), POOL, lambda: None)
-        pool.alloc()
-        del abandoned
+        for end in (trace.reset, lambda abandoned: None):
+            trace.begin(abandoned := Graph.__new__(Graph), POOL, lambda: None)
+            pool.give_back(pool.alloc())
+            end(abandoned)
+            del abandoned
         assert kinds(trace) == [Kind.EXCLUSIVE]
+        other, also = capture(trace, pool, 2)
+        sanitizer.capture("after it", other, also)
         with sanitizer.guard():
             graph.replay()
             assert out.eq(1).all()
+            other.replay()
+            assert also.eq(2).all()

@@ -118,7 +118,7 @@ class Trace:
             position = self.history.end
             begin()
             span = Span(f"capture {len(self.spans) + 1}", pool, _current_device(), position)
-            weakref.finalize(graph, setattr, span, "alive", False).atexit = False
+            weakref.finalize(graph, span.close, self._source.position).atexit = False
             self._graphs[graph] = span
             self.spans.append(span)
 
@@ -146,7 +146,7 @@ class Trace:
     def reset(self, graph: Any) -> None:
         span = self._graphs.pop(graph, None)
         if span is not None:
-            span.alive = False
+            span.close(self._source.position)
 
     def born(self, weak: Any) -> None:
         """Called by weak_ref_tensors with its result."""

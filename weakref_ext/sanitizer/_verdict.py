@@ -8,7 +8,7 @@ overlapping block was handed out later in the same graph.
 
 import bisect
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,7 +88,13 @@ class Span:
     @property
     def is_open(self) -> bool:
         """Whether it is still being captured."""
-        return self.alive and self.end is None
+        return self.end is None
+
+    def close(self, position: Callable[[], int]) -> None:
+        """Its graph replays no more, and if it was still being captured, no more is."""
+        self.alive = False
+        if self.end is None:
+            self.end = position()
 
     def owns(self, event: Event) -> bool:
         until = event.position + 1 if self.end is None else self.end

@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parents[1] / ".peers"
 VLLM_IMPORTS = ("cbor2", "openai", "openai_harmony", "regex", "transformers")
 SGLANG, TRANSFORMER_ENGINE, MEGATRON = "sglang-0.5.23", "transformer_engine-2.20.2", "megatron_core-0.19.2"
 VLLM = ["vllm-0.33.0", "vllm-0.26.0"]
+PACKAGES = ("megatron", "sgl_kernel", "sglang", "tensorrt_llm", "transformer_engine")
 
 
 def need(release: str, *modules: str) -> None:

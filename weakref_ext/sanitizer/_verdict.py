@@ -96,14 +96,13 @@ class Span:
         if self.end is None:
             self.end = position()
 
-    def owns(self, event: Event) -> bool:
-        until = event.position + 1 if self.end is None else self.end
-        mine = (event.action, event.pool, event.device) == (Action.ALLOC, self.pool, self.device)
-        return mine and self.begin <= event.position < until
+    def was_handed(self, block: Event) -> bool:
+        during = self.begin <= block.position and (self.end is None or block.position < self.end)
+        return during and (block.action, block.pool, block.device) == (Action.ALLOC, self.pool, self.device)
 
     def update(self, history: History) -> None:
         until = history.end if self.end is None else self.end
-        self.hold([event for event in history.between(self.begin, until) if self.owns(event)])
+        self.hold([event for event in history.between(self.begin, until) if self.was_handed(event)])
 
     def hold(self, blocks: list[Event]) -> None:
         self.blocks = blocks
@@ -211,7 +210,7 @@ def owner_of(alias: Alias, history: History, until: int) -> Event | None:
 
 def home_of(block: Event, spans: Sequence[Span]) -> Span | None:
     """The graph in whose capture the block was handed out."""
-    return next((span for span in spans if span.owns(block)), None)
+    return next((span for span in spans if span.was_handed(block)), None)
 
 
 def _seen_whole(alias: Alias, owner: Event, history: History) -> bool:
